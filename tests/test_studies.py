@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from vision_attn.attention import AttentionPool
+from vision_attn.data.draws import permutation
 from vision_attn.models import ViT
 from vision_attn.runs.diagnosis.results import Finding
 from vision_attn.tokens import record_attention
@@ -35,6 +36,11 @@ def study():
 @pytest.fixture(scope="module")
 def twins():
     yield from loaded("healthy_twins")
+
+
+@pytest.fixture(scope="module")
+def all_photos():
+    yield from loaded("all_photos")
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +74,14 @@ def test_the_place_is_the_mean_number_of_better_methods(study, network):
     """By deletion, where less is better, C is first; by insertion and in mosaics it is last."""
     places = {m: study.mean_rank(m, [network], ["A", "B", "C"]) for m in "ABC"}
     assert places == pytest.approx({"A": 1 / 3, "B": 1 / 3, "C": 4 / 3})
+
+
+def test_photos_that_chose_are_left_out_and_those_of_other_tables_come_last(all_photos):
+    samples = object.__new__(all_photos.Others)
+    samples.names = [str(item) for item in range(353)]
+    drawn = permutation((0,), 353).tolist()
+    assert samples.chosen(7) == [*drawn[348:], *drawn[:2]]
+    assert sorted(samples.chosen(353)) == sorted(drawn[:300] + drawn[348:])
 
 
 def test_the_evidence_of_a_readout_sums_to_the_logit(outliers):
