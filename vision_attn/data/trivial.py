@@ -6,7 +6,6 @@ Axes: b batch (of the samples that get one operation), c channels, h height, w w
 from math import radians
 
 import torch
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
@@ -118,21 +117,18 @@ def solarize(images: Floats, strength: Strength) -> Floats:
 
 def autocontrast(images: Floats, strength: Strength) -> Floats:
     """Stretches every channel to 0..1; a flat channel stays."""
-    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
-    return torch.where(high > low, (images - low) / (high - low).clamp_min(1e-6), images)
+    from torchvision.transforms.v2.functional import autocontrast
+
+    stretched: Tensor = autocontrast(images)
+    return stretched
 
 
 def equalize(images: Floats, strength: Strength) -> Floats:
-    """Flattens every channel's histogram over 256 levels, as Pillow's ImageOps.equalize does."""
-    levels = rearrange((images * 255).round().long(), "b c h w -> (b c) (h w)")
-    counts = torch.zeros(len(levels), 256, dtype=torch.long, device=images.device)
-    counts.scatter_add_(1, levels, torch.ones_like(levels))
-    last = counts.gather(1, levels.amax(1, keepdim=True))
-    step = (levels.shape[1] - last) // 255
-    below = counts.cumsum(1) - counts  # of each level: how many pixels are darker
-    table = ((below + step // 2) // step.clamp_min(1)).clamp(0, 255)
-    equal = torch.where(step > 0, table.gather(1, levels), levels)
-    return equal.view_as(images).to(images.dtype) / 255
+    """Flattens every channel's histogram over 256 levels."""
+    from torchvision.transforms.v2.functional import equalize
+
+    equal: Tensor = equalize((images * 255).round().to(torch.uint8))
+    return equal.to(images.dtype) / 255
 
 
 OPERATIONS = (
