@@ -10,7 +10,9 @@ from vision_attn.compat import argparse_private as reaches
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_options_are_listed_with_and_without_the_reach(command, monkeypatch):
+def test_options_are_listed_with_and_without_the_reach(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parser = Parser(prog="vision-attn")
     import_module(f"vision_attn.commands.{command}").add_arguments(parser)
     assert hasattr(parser, reaches.ACTIONS), (

@@ -2,15 +2,14 @@
 
 import huggingface_hub
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, get_session
 from huggingface_hub.errors import OfflineModeIsEnabled
-from huggingface_hub.utils import get_session
 
 from vision_attn.compat import download
 from vision_attn.compat import huggingface_private as reaches
 
 
-def test_the_client_heeds_the_switch():
+def test_the_client_heeds_the_switch() -> None:
     with reaches.offline():
         try:
             get_session().get("http://127.0.0.1:9")
@@ -24,14 +23,14 @@ def test_the_client_heeds_the_switch():
             )
 
 
-def test_it_ends_with_the_block():
+def test_it_ends_with_the_block() -> None:
     before = getattr(constants, reaches.OFFLINE)
     with reaches.offline():
         assert reaches.is_offline()
     assert getattr(constants, reaches.OFFLINE) == before
 
 
-def test_without_the_switch_the_client_is_left_to_itself(monkeypatch):
+def test_without_the_switch_the_client_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(constants, reaches.OFFLINE)
     monkeypatch.setattr(download, "_reachable", lambda url: False)
     assert not reaches.is_offline()
@@ -41,7 +40,9 @@ def test_without_the_switch_the_client_is_left_to_itself(monkeypatch):
 
 
 @pytest.mark.parametrize(("offline", "looked"), [(True, 0), (False, 1)])
-def test_who_works_offline_is_not_asked_for_a_network(offline, looked, monkeypatch):
+def test_who_works_offline_is_not_asked_for_a_network(
+    offline: bool, looked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks = []
     monkeypatch.setattr(constants, reaches.OFFLINE, offline)
     monkeypatch.setattr(download, "_reachable", lambda url: not looks.append(url))

@@ -1,22 +1,26 @@
 """The reach into jsonargparse's settings: named here when a new version breaks it."""
 
+from typing import Any
+
 import jsonargparse
 import pytest
 
 from vision_attn.compat import import_policy
 from vision_attn.compat.import_policy import importing_only
 
+SETTINGS: dict[str, Any] = vars(import_policy)["parsing_settings"]
 
-def parser():
+
+def parser() -> jsonargparse.ArgumentParser:
     made = jsonargparse.ArgumentParser(exit_on_error=False)
     made.add_argument("--kind", type=type)
     return made
 
 
-def test_the_settings_of_other_parsers_are_put_back():
+def test_the_settings_of_other_parsers_are_put_back() -> None:
     from jsonargparse._common import parsing_settings
 
-    assert import_policy.parsing_settings is parsing_settings
+    assert SETTINGS is parsing_settings
     before = dict(parsing_settings)
     with importing_only(["torch"]):
         assert parsing_settings != before
@@ -27,16 +31,16 @@ def test_the_settings_of_other_parsers_are_put_back():
     assert parser().parse_args(["--kind", "decimal.Decimal"]).kind.__name__ == "Decimal"
 
 
-def test_they_are_put_back_after_an_error():
-    before = dict(import_policy.parsing_settings)
+def test_they_are_put_back_after_an_error() -> None:
+    before = dict(SETTINGS)
     with pytest.raises(ZeroDivisionError), importing_only(["torch"]):
         raise ZeroDivisionError
-    assert import_policy.parsing_settings == before
+    assert before == SETTINGS
 
 
-def test_without_the_private_dict_the_policy_still_holds(monkeypatch):
-    before = dict(import_policy.parsing_settings)
-    kept = import_policy.parsing_settings
+def test_without_the_private_dict_the_policy_still_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dict(SETTINGS)
+    kept = SETTINGS
     try:
         monkeypatch.setattr(import_policy, "parsing_settings", {})
         with (

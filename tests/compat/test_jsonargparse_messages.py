@@ -1,7 +1,8 @@
 """jsonargparse's real messages, each made by a parser, and what is read from them."""
 
 from argparse import ArgumentError
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import jsonargparse
 import pytest
@@ -23,7 +24,7 @@ from vision_attn.compat.jsonargparse_messages import (
 from vision_attn.fitting.messages import readable
 
 
-def parser():
+def parser() -> ArgumentParser:
     made = ArgumentParser(exit_on_error=False, allow_abbrev=False)
     made.add_argument("-c", "--config", action="config")
     made.add_argument("--size", type=int)
@@ -36,12 +37,13 @@ def parser():
     return made
 
 
-def raised(words, config, tmp_path):
+def raised(words: str | None, config: str | None, tmp_path: Path) -> str:
     """jsonargparse's own words for a wrong command line, or a wrong config."""
     if config:
         (tmp_path / "wrong.yaml").write_text(config)
         words = f"--config {tmp_path / 'wrong.yaml'}"
     reader = parser()
+    assert words is not None
     with pytest.raises((ArgumentError, ValueError)) as caught:
         reader.instantiate_classes(reader.parse_args(words.split()))
     return str(caught.value)
@@ -73,7 +75,9 @@ CASES = {
 
 
 @pytest.mark.parametrize(("words", "config", "reason", "where"), CASES.values(), ids=CASES)
-def test_what_it_says_is_understood(words, config, reason, where, tmp_path):
+def test_what_it_says_is_understood(
+    words: str | None, config: str | None, reason: Any, where: str, tmp_path: Path
+) -> None:
     message = raised(words, config, tmp_path)
     assert complaint(message) == Complaint(reason, where), (
         f"jsonargparse {jsonargparse.__version__} no longer says this as vision_attn reads it, "
@@ -81,7 +85,7 @@ def test_what_it_says_is_understood(words, config, reason, where, tmp_path):
     )
 
 
-def test_a_message_that_is_not_known_is_shown_in_one_line():
+def test_a_message_that_is_not_known_is_shown_in_one_line() -> None:
     message = 'Parser key "size":\n  Something   new\n  in version 5'
     assert complaint(message) == Complaint(Other("size: Something new in version 5"), "size")
     assert readable(message, parser()) == "size: Something new in version 5"

@@ -9,7 +9,7 @@ from vision_attn.compat import lightning_private as reaches
 from vision_attn.training import FSDP2
 
 
-def test_lightning_keeps_the_number_of_processes_where_it_was():
+def test_lightning_keeps_the_number_of_processes_where_it_was() -> None:
     assert getattr(FSDP2(), reaches.SIZE, None) == "auto", (
         f"lightning {lightning.__version__} no longer has ModelParallelStrategy.{reaches.SIZE}: "
         "vision_attn takes what fsdp2 left open from a strategy that is made with the number"
@@ -17,7 +17,9 @@ def test_lightning_keeps_the_number_of_processes_where_it_was():
 
 
 @pytest.mark.parametrize("taken_away", [False, True])
-def test_a_strategy_becomes_as_if_it_had_been_made_with_the_number(taken_away, monkeypatch):
+def test_a_strategy_becomes_as_if_it_had_been_made_with_the_number(
+    taken_away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if taken_away:
         monkeypatch.setattr(reaches, "SIZE", "_taken_away")
     strategy, made = FSDP2(), ModelParallelStrategy(6, 1, save_distributed_checkpoint=False)

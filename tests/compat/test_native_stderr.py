@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ print("after", file=sys.stderr)
 
 
 @pytest.fixture
-def photos(tmp_path):
+def photos(tmp_path: Path) -> Path:
     """Four photos, one of them with bytes of its picture lost."""
     rng = np.random.default_rng(0)
     for label in ("cat", "dog"):
@@ -53,12 +54,12 @@ def photos(tmp_path):
     return tmp_path
 
 
-def run(code: str, folder, *words: str) -> subprocess.CompletedProcess:
+def run(code: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     made = [sys.executable, "-c", code, *words]
     return subprocess.run(made, cwd=folder, capture_output=True, text=True, check=True)
 
 
-def test_libjpeg_is_silent_only_meanwhile(photos):
+def test_libjpeg_is_silent_only_meanwhile(photos: Path) -> None:
     lines = run(WARN, photos).stderr.splitlines()
     assert (lines[0], lines[-1]) == ("meanwhile", "after")
     assert ["JPEG" in line for line in lines] == [False, True, False]
@@ -73,7 +74,7 @@ def test_libjpeg_is_silent_only_meanwhile(photos):
         ("stream", 1),
     ],
 )
-def test_no_line_that_names_no_photo(photos, storage, workers):
+def test_no_line_that_names_no_photo(photos: Path, storage: str, workers: int) -> None:
     done = run(DECODE, photos, storage, str(workers))
     assert "JPEG" not in done.stderr
     assert done.stderr.endswith("Python's own line\n")

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL
@@ -26,7 +28,7 @@ for path in sys.argv[2:]:
 
 
 @pytest.fixture
-def tiffs(tmp_path):
+def tiffs(tmp_path: Path) -> list[Any]:
     """A sound TIFF, one whose decoder fails, and one that Pillow passes with half its rows lost."""
     pixels = np.random.default_rng(0).integers(0, 256, (64, 53, 3), dtype=np.uint8)
     paths = []
@@ -46,14 +48,14 @@ def tiffs(tmp_path):
     return paths
 
 
-def test_the_handler_of_libtiff_can_be_set():
+def test_the_handler_of_libtiff_can_be_set() -> None:
     assert reaches.handler_is_set(), (
         f"Pillow {PIL.__version__} no longer shows libtiff's TIFFSetErrorHandler: stderr is caught"
     )
 
 
 @pytest.mark.parametrize("way", ["with", pytest.param("without", marks=pytest.mark.slow)])
-def test_each_damaged_tiff_is_one_line_and_stderr_is_empty(way, tiffs):
+def test_each_damaged_tiff_is_one_line_and_stderr_is_empty(way: str, tiffs: list[Any]) -> None:
     words = [sys.executable, "-c", READ, way, *map(str, tiffs)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -65,10 +67,12 @@ def test_each_damaged_tiff_is_one_line_and_stderr_is_empty(way, tiffs):
     assert "Bad code word" in lossy
 
 
-def test_errors_stay_with_the_thread_that_met_them(tiffs, capfd):
+def test_errors_stay_with_the_thread_that_met_them(
+    tiffs: list[Any], capfd: pytest.CaptureFixture[str]
+) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    def read(path):
+    def read(path: Path) -> str | tuple[int, int]:
         try:
             return read_image(path).size
         except ImageError as error:

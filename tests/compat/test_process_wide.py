@@ -1,6 +1,7 @@
 """A setting of the whole process outlives no holder and ends with the last."""
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -9,12 +10,12 @@ from vision_attn.compat.process_wide import ProcessWide
 
 
 @pytest.fixture
-def switch():
+def switch() -> tuple[dict[str, int], ProcessWide]:
     """A switch as libraries write it: each restores what it saw."""
     state = {"on": False, "entered": 0}
 
     @contextmanager
-    def turned_on():
+    def turned_on() -> Iterator[None]:
         before, state["on"] = state["on"], True
         state["entered"] += 1
         try:
@@ -25,7 +26,9 @@ def switch():
     return state, ProcessWide(turned_on)
 
 
-def test_the_last_holder_puts_it_back_whoever_came_first(switch):
+def test_the_last_holder_puts_it_back_whoever_came_first(
+    switch: tuple[dict[str, int], ProcessWide],
+) -> None:
     state, shared = switch
     first, second = shared.held(), shared.held()
     first.__enter__()
@@ -37,7 +40,7 @@ def test_the_last_holder_puts_it_back_whoever_came_first(switch):
     assert state["entered"] == 1
 
 
-def test_an_error_inside_puts_it_back(switch):
+def test_an_error_inside_puts_it_back(switch: tuple[dict[str, int], ProcessWide]) -> None:
     state, shared = switch
     with pytest.raises(RuntimeError, match="inside"), shared.held():
         raise RuntimeError("inside")
@@ -47,11 +50,11 @@ def test_an_error_inside_puts_it_back(switch):
     assert not state["on"]
 
 
-def test_threads_that_overlap_share_it(switch):
+def test_threads_that_overlap_share_it(switch: tuple[dict[str, int], ProcessWide]) -> None:
     state, shared = switch
     both, seen = threading.Barrier(2, timeout=30), []
 
-    def hold():
+    def hold() -> None:
         with shared.held():
             both.wait()
             seen.append(state["on"])

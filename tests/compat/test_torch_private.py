@@ -1,8 +1,10 @@
 """Each reach into torch is where it was, and without it the results are the same."""
 
 import inspect
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from importlib import import_module
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vision_attn.compat import torch_private as reaches
 from vision_attn.methods import LeGrad, Relevance, Rollout, WeightedRollout
+from vision_attn.methods.attention_explainer import AttentionExplainer
 from vision_attn.methods.rollout import FUSIONS
 from vision_attn.models import ViT
 from vision_attn.tokens.modules import attends
@@ -25,22 +28,22 @@ from vision_attn.tokens.record.sdpa import (
 from vision_attn.training.flops import forward_flops
 
 
-def gone(name, instead):
+def gone(name: str, instead: str) -> str:
     return f"torch {torch.__version__} no longer has {name}: {instead}"
 
 
 @pytest.fixture
-def without(monkeypatch):
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Takes reaches away: their constants then name nothing."""
 
-    def take(*constants):
+    def take(*constants: Any) -> None:
         for constant in constants:
             monkeypatch.setattr(reaches, constant, "_taken_away")
 
     return take
 
 
-def qkv(tokens=13):
+def qkv(tokens: int = 13) -> list[Any]:
     """As networks make them: heads cut out of tokens."""
     return [torch.randn(2, tokens, 3, 5).transpose(1, 2) for _ in range(3)]
 
@@ -49,7 +52,9 @@ def qkv(tokens=13):
 
 
 @pytest.mark.parametrize("reach", ["LEFT_ALONE", None])
-def test_a_mode_of_ours_sees_each_operation_with_and_without_the_compiler(reach, without):
+def test_a_mode_of_ours_sees_each_operation_with_and_without_the_compiler(
+    reach: str | None, without: Callable[..., Any]
+) -> None:
     base = getattr(import_module(reaches.DISPATCH), reaches.DISPATCH_MODE)
     assert hasattr(base, reaches.LEFT_ALONE), gone(
         f"{reaches.DISPATCH_MODE}.{reaches.LEFT_ALONE}", "the first map takes seconds longer"
@@ -58,7 +63,9 @@ def test_a_mode_of_ours_sees_each_operation_with_and_without_the_compiler(reach,
         without(reach)
     seen = []
 
-    def dispatched(self, func, types, args=(), kwargs=None):
+    def dispatched(
+        self: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         seen.append(func.name())
         return func(*args, **(kwargs or {}))
 
@@ -71,14 +78,16 @@ def test_a_mode_of_ours_sees_each_operation_with_and_without_the_compiler(reach,
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_our_own_arithmetic_is_not_seen_by_a_mode(taken, without):
+def test_our_own_arithmetic_is_not_seen_by_a_mode(taken: bool, without: Callable[..., Any]) -> None:
     """Without the reach it is: that takes time alone."""
     if taken:
         without("WITHOUT_MODES")
     seen = []
 
     class Seeing(reaches.DispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
             seen.append(func.name())
             return func(*args, **(kwargs or {}))
 
@@ -90,7 +99,7 @@ def test_our_own_arithmetic_is_not_seen_by_a_mode(taken, without):
     assert seen == ["aten::ones"] * taken + ["aten::zeros"], hidden
 
 
-def test_operations_say_what_they_write_into(without):
+def test_operations_say_what_they_write_into(without: Callable[..., Any]) -> None:
     aten = torch.ops.aten
     found = [
         reaches.written_arguments(each) for each in (aten.add.Tensor, aten.add_.Tensor, aten.mm.out)
@@ -103,7 +112,7 @@ def test_operations_say_what_they_write_into(without):
 # attention
 
 
-def test_torch_says_that_it_chooses_flash():
+def test_torch_says_that_it_chooses_flash() -> None:
     q, k, v = qkv()
     assert reaches.chooses_flash(q, k, v, 0.0, None) is True, gone(
         f"torch.{reaches.FLASH_CHOICE}", "short attention runs twice, and no log-sum-exp is kept"
@@ -114,7 +123,7 @@ def test_torch_says_that_it_chooses_flash():
 
 
 @pytest.mark.parametrize("scale", [None, 0.7])
-def test_the_flash_kernel_returns_context_and_log_sum_exp(scale):
+def test_the_flash_kernel_returns_context_and_log_sum_exp(scale: float | None) -> None:
     q, k, v = qkv()
     both = reaches.flash_attention(q, k, v, 0.0, scale)
     assert both is not None, gone(
@@ -126,7 +135,9 @@ def test_the_flash_kernel_returns_context_and_log_sum_exp(scale):
 
 
 @pytest.mark.parametrize("reach", ["FLASH_CHOICE", "FLASH_KERNEL"])
-def test_without_its_kernel_attention_is_torchs_own(reach, without):
+def test_without_its_kernel_attention_is_torchs_own(
+    reach: str, without: Callable[..., Any]
+) -> None:
     q, k, v = qkv()
     without(reach)
     context, lse = attention_and_lse(SDPAInputs(q, k, v))
@@ -134,16 +145,19 @@ def test_without_its_kernel_attention_is_torchs_own(reach, without):
     torch.testing.assert_close(context, F.scaled_dot_product_attention(q, k, v))
 
 
-def test_without_its_choice_short_attention_is_laid_out_as_torchs():
+def test_without_its_choice_short_attention_is_laid_out_as_torchs() -> None:
     fusion, workspace = FUSIONS["mean"], Workspace()
     for values in (qkv()[2], torch.randn(2, 3, 13, 7)):
-        given = SDPAInputs(*qkv()[:2], values)
+        q, k, _ = qkv()
+        given = SDPAInputs(q, k, values)
         with torch.no_grad():
             expected = F.scaled_dot_product_attention(*given[:3])
             known = short_attention(given, fusion, workspace)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(reaches, "FLASH_CHOICE", "_taken_away")
                 unknown = short_attention(given, fusion, workspace)
+        assert known is not None
+        assert unknown is not None
         for context, made in (known, unknown):
             torch.testing.assert_close(context, expected)
             assert context.stride() == expected.stride()
@@ -152,7 +166,9 @@ def test_without_its_choice_short_attention_is_laid_out_as_torchs():
 
 @pytest.mark.parametrize("method", [Rollout(), WeightedRollout(), Relevance(), LeGrad()], ids=str)
 @pytest.mark.parametrize("tokens_a_side", [4, 12])
-def test_maps_are_the_same_without_any_reach_into_attention(method, tokens_a_side, without):
+def test_maps_are_the_same_without_any_reach_into_attention(
+    method: AttentionExplainer, tokens_a_side: int, without: Callable[..., Any]
+) -> None:
     torch.manual_seed(0)
     size = 4 * tokens_a_side
     network = ViT(image_size=size, patch_size=4, num_classes=3, dim=12, depth=2, heads=3).eval()
@@ -164,7 +180,7 @@ def test_maps_are_the_same_without_any_reach_into_attention(method, tokens_a_sid
     torch.testing.assert_close(found.prefix_mass, expected.prefix_mass)
 
 
-def test_multi_head_attention_takes_what_torchs_does():
+def test_multi_head_attention_takes_what_torchs_does() -> None:
     torchs, ours = (
         list(inspect.signature(f).parameters.values())
         for f in (F.multi_head_attention_forward, multi_head_attention)
@@ -211,7 +227,7 @@ EACH = {
         *((EACH[name], False) for name in ("self", "memory", "separate", "more", "causal")),
     ],
 )
-def test_multi_head_attention_is_torchs(given, batched):
+def test_multi_head_attention_is_torchs(given: Any, batched: bool) -> None:
     x = torch.randn(9, 2, 12)
     arguments = {
         **{"query": x, "key": x, "value": x, "embed_dim_to_check": 12, "num_heads": 3},
@@ -231,10 +247,10 @@ def test_multi_head_attention_is_torchs(given, batched):
     torch.testing.assert_close(multi_head_attention(**arguments, need_weights=False), expected)
 
 
-def test_an_argument_that_is_new_is_refused_in_words():
+def test_an_argument_that_is_new_is_refused_in_words() -> None:
     module = nn.MultiheadAttention(12, 3)
     given = [*module.parameters()]
-    arguments = [torch.randn(9, 2, 12)] * 3
+    arguments: list[Any] = [torch.randn(9, 2, 12)] * 3
     arguments += [12, 3, given[0], given[1], None, None, False, 0.0, given[2], given[3]]
     plain = multi_head_attention(*arguments)
     torch.testing.assert_close(multi_head_attention(*arguments, rope=None), plain)
@@ -248,7 +264,7 @@ def test_an_argument_that_is_new_is_refused_in_words():
 class Shared(nn.Module):
     """One projection for queries and keys, under two names."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.q = self.k = nn.Linear(3, 3)
         self.inner = nn.Sequential(nn.Linear(3, 3))
@@ -257,7 +273,7 @@ class Shared(nn.Module):
         self.register_parameter("nothing", None)
 
 
-def test_own_names_are_those_of_children_and_parameters(without):
+def test_own_names_are_those_of_children_and_parameters(without: Callable[..., Any]) -> None:
     names = ("q", "k", "inner", "first", "second")
     for name in (reaches.CHILDREN, reaches.PARAMETERS):
         assert hasattr(nn.Module(), name), gone(
@@ -270,10 +286,10 @@ def test_own_names_are_those_of_children_and_parameters(without):
     assert attends(nn.MultiheadAttention(12, 3, kdim=5))
 
 
-def hooked(calls):
+def hooked(calls: list[Any]) -> nn.Sequential:
     """A network with hooks of every public kind, that note their calls."""
 
-    def note(*args, **kwargs):
+    def note(*args: Any, **kwargs: Any) -> None:
         calls.append(args)
 
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.Linear(7, 3))
@@ -286,11 +302,11 @@ def hooked(calls):
     return network
 
 
-def test_forward_hooks_are_found_or_nobody_knows(without):
+def test_forward_hooks_are_found_or_nobody_knows(without: Callable[..., Any]) -> None:
     network = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
     assert reaches.forward_hooks(network.modules()) == []
     network[1].register_forward_pre_hook(print)
-    handle = nn.modules.module.register_module_forward_hook(repr)
+    handle = nn.modules.module.register_module_forward_hook(cast(Any, repr))
     found = reaches.forward_hooks(network.modules())
     handle.remove()
     assert found == [print, repr], gone("hooks in nn.Module", "first maps compute values")
@@ -298,8 +314,9 @@ def test_forward_hooks_are_found_or_nobody_knows(without):
     assert reaches.forward_hooks(network.modules()) is None
 
 
-def test_a_copy_has_no_hooks_of_any_kind():
-    network = hooked(calls := [])
+def test_a_copy_has_no_hooks_of_any_kind() -> None:
+    calls: list[Any] = []
+    network = hooked(calls)
     network(torch.randn(2, 3, 2, 2)).sum().backward()
     assert len(calls) == 6
     copy = deepcopy(network, reaches.without_hooks(network))
@@ -309,8 +326,9 @@ def test_a_copy_has_no_hooks_of_any_kind():
     )
 
 
-def test_with_hooks_as_many_operations_are_counted(monkeypatch):
-    network, images = hooked(calls := []), torch.randn(1, 3, 2, 2)
+def test_with_hooks_as_many_operations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    network, images = hooked(calls), torch.randn(1, 3, 2, 2)
     expected = forward_flops(network, images)
     assert expected == 2 * (12 * 7 + 7 * 3)
     assert not calls
@@ -323,12 +341,12 @@ def test_with_hooks_as_many_operations_are_counted(monkeypatch):
 
 
 @pytest.fixture
-def compiled():
+def compiled() -> Iterator[tuple[nn.Linear, Callable[..., Any]]]:
     """A module that was compiled in place, and whether a call of it is compiled."""
     seen = []
 
-    def backend(graph, _inputs):
-        def run(*args):
+    def backend(graph: Any, _inputs: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
             seen.append(True)
             return graph.forward(*args)
 
@@ -337,7 +355,7 @@ def compiled():
     module = nn.Linear(3, 5)
     module.compile(backend=backend)
 
-    def runs_compiled():
+    def runs_compiled() -> bool:
         seen.clear()
         module(torch.randn(2, 3))
         return bool(seen)
@@ -347,12 +365,14 @@ def compiled():
     torch.compiler.reset()
 
 
-def test_modules_know_whether_they_are_compiled(compiled):
+def test_modules_know_whether_they_are_compiled(
+    compiled: tuple[nn.Linear, Callable[..., Any]],
+) -> None:
     module, _ = compiled
     assert hasattr(module, reaches.COMPILED_CALL), gone(
         f"nn.Module.{reaches.COMPILED_CALL}", "a network stays compiled after Compile"
     )
-    wrapped = torch.compile(nn.Linear(3, 5), backend="eager")
+    wrapped: Any = torch.compile(nn.Linear(3, 5), backend="eager")
     assert hasattr(wrapped, reaches.COMPILED_FROM), gone(
         f"{reaches.COMPILED_FROM} in what torch.compile returns", "its class is looked at"
     )
@@ -361,9 +381,13 @@ def test_modules_know_whether_they_are_compiled(compiled):
     ]  # fmt: skip
 
 
-def test_without_the_reach_what_may_be_compiled_counts_as_compiled(compiled, without, monkeypatch):
+def test_without_the_reach_what_may_be_compiled_counts_as_compiled(
+    compiled: tuple[nn.Linear, Callable[..., Any]],
+    without: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module, _ = compiled
-    wrapped = torch.compile(nn.Linear(3, 5), backend="eager")
+    wrapped: Any = torch.compile(nn.Linear(3, 5), backend="eager")
     without("COMPILED_FROM")
     assert reaches.is_compiled(wrapped)
     assert not reaches.is_compiled(nn.Linear(3, 5))
@@ -375,7 +399,9 @@ def test_without_the_reach_what_may_be_compiled_counts_as_compiled(compiled, wit
 
 
 @pytest.mark.compiled
-def test_a_module_runs_as_written_and_then_compiled_again(compiled):
+def test_a_module_runs_as_written_and_then_compiled_again(
+    compiled: tuple[nn.Linear, Callable[..., Any]],
+) -> None:
     module, runs_compiled = compiled
     with reaches.run_as_written(module):
         assert not runs_compiled()
@@ -391,7 +417,9 @@ def test_a_module_runs_as_written_and_then_compiled_again(compiled):
 
 
 @pytest.mark.compiled
-def test_without_the_reach_all_runs_as_written_and_modules_stay_compiled(compiled, without):
+def test_without_the_reach_all_runs_as_written_and_modules_stay_compiled(
+    compiled: tuple[nn.Linear, Callable[..., Any]], without: Callable[..., Any]
+) -> None:
     module, runs_compiled = compiled
     without("COMPILED_CALL")
     with reaches.run_as_written(module):
@@ -401,7 +429,9 @@ def test_without_the_reach_all_runs_as_written_and_modules_stay_compiled(compile
 
 
 @pytest.mark.compiled
-def test_what_is_looked_at_by_two_at_once_runs_compiled_afterwards(compiled):
+def test_what_is_looked_at_by_two_at_once_runs_compiled_afterwards(
+    compiled: tuple[nn.Linear, Callable[..., Any]],
+) -> None:
     """Each used to put back what it saw: the second, that nothing runs compiled."""
     _, runs_compiled = compiled
     first, second = reaches.uncompiled(), reaches.uncompiled()
@@ -414,7 +444,9 @@ def test_what_is_looked_at_by_two_at_once_runs_compiled_afterwards(compiled):
 
 
 @pytest.mark.compiled
-def test_a_stance_that_was_taken_before_comes_back(compiled):
+def test_a_stance_that_was_taken_before_comes_back(
+    compiled: tuple[nn.Linear, Callable[..., Any]],
+) -> None:
     _, runs_compiled = compiled
     with torch.compiler.set_stance("force_eager"):
         with reaches.uncompiled():
@@ -423,7 +455,7 @@ def test_a_stance_that_was_taken_before_comes_back(compiled):
     assert runs_compiled()
 
 
-def test_torch_looks_for_a_compiler(monkeypatch):
+def test_torch_looks_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import cpp_builder
 
     assert hasattr(cpp_builder, reaches.FIND_COMPILER), gone(
@@ -431,7 +463,7 @@ def test_torch_looks_for_a_compiler(monkeypatch):
         "a missing C++ compiler shows at the first step, in torch's words",
     )
     monkeypatch.setenv("CXX", "/nowhere/g++")
-    monkeypatch.setattr(cpp_builder.config.cpp, "cxx", (None, "/nowhere/g++"))
+    monkeypatch.setattr(vars(cpp_builder)["config"].cpp, "cxx", (None, "/nowhere/g++"))
     with pytest.raises(OSError, match=r"needs a C[+][+] compiler, and none was found: install"):
         reaches.check_compiler()
     monkeypatch.delattr(cpp_builder, reaches.FIND_COMPILER)
