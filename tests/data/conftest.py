@@ -2,19 +2,20 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from vision_attn.data import ImageFolder
+from vision_attn.data import ImageFolder, Splits
 
 sys.path.append(str(Path(__file__).parent))
 from copies import CLASSES, SIZES
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path: Path) -> Path:
     """Seven photos of each of three classes in set/CLASS/."""
     rng = np.random.default_rng(0)
     for name in CLASSES:
@@ -27,12 +28,12 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def expected(root):
+def expected(root: Path) -> Splits:
     return ImageFolder("set", **SIZES).load(root, 0.2, 0)
 
 
 @pytest.fixture
-def datasets(tmp_path, monkeypatch):
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
     reason = "needs datasets: pip install 'vision-attn[datasets]'"
     found = pytest.importorskip("datasets", reason=reason)

@@ -1,5 +1,8 @@
 """The same photos in several forms, and what compares them."""
 
+from types import ModuleType
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +11,12 @@ from vision_attn.data import HuggingFace
 from vision_attn.data.draws import Draws
 
 CLASSES = ["ant", "bee", "cat"]
-SIZES = {"size": 16, "shorter_side": 20}
+SIZES: dict[str, Any] = {"size": 16, "shorter_side": 20}
 
 needs_datasets = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-def files(root):
+def files(root: Any) -> list[Any]:
     """(path, number of the class) of each photo, in order."""
     return [
         (path, label)
@@ -22,7 +25,7 @@ def files(root):
     ]
 
 
-def content(splits):
+def content(splits: Any) -> list[Any]:
     found = []
     for images in (splits.train, splits.val, splits.test):
         items = np.arange(len(images))
@@ -30,12 +33,14 @@ def content(splits):
     return found
 
 
-def assert_same(found, expected):
+def assert_same(found: Any, expected: Any) -> None:
     for one, other in zip(content(found), content(expected), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def parquet(datasets, root, path, labels=None, rows_a_group=None):
+def parquet(
+    datasets: ModuleType, root: Any, path: Any, labels: Any = None, rows_a_group: Any = None
+) -> None:
     """Write the photos as Parquet."""
     listed = files(root)
     features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)}
@@ -53,6 +58,6 @@ def parquet(datasets, root, path, labels=None, rows_a_group=None):
     table.to_parquet(str(path), batch_size=rows_a_group)
 
 
-def in_place(path="shards", **more):
+def in_place(path: str = "shards", **more: Any) -> HuggingFace:
     more = {"storage": "auto", "workers": 0, **more}
     return HuggingFace(path, streaming=True, window=5, **more, **SIZES)

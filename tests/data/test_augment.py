@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -7,6 +10,7 @@ from torchvision.transforms.v2 import functional as tv
 
 from vision_attn.data import (
     AlternatingFlip,
+    Augment,
     ColorJitter,
     Cutout,
     Flip,
@@ -30,7 +34,7 @@ def pictures(count: int, height: int = 17, width: int = 23) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("augment", EVERY, ids=lambda augment: type(augment).__name__)
-def test_a_sample_changes_the_same_way_in_any_batch(augment):
+def test_a_sample_changes_the_same_way_in_any_batch(augment: Augment) -> None:
     images, items = pictures(37), np.arange(100, 137)
     whole = augment(images, Draws(1, 2, items))
     assert whole.shape == images.shape
@@ -44,7 +48,7 @@ def test_a_sample_changes_the_same_way_in_any_batch(augment):
 
 
 @pytest.mark.parametrize("augment", EVERY, ids=lambda augment: type(augment).__name__)
-def test_bytes_change_as_floats_do(augment):
+def test_bytes_change_as_floats_do(augment: Augment) -> None:
     images = (pictures(23) * 255).to(torch.uint8)
     items = np.arange(23)
     expected = augment(images.float() / 255, Draws(0, 0, items))
@@ -57,7 +61,7 @@ def test_bytes_change_as_floats_do(augment):
 
 
 @pytest.mark.parametrize("limit", [0, 2**30])
-def test_flip_mirrors_about_its_share(limit, monkeypatch):
+def test_flip_mirrors_about_its_share(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vision_attn.data.augment.ONE_BY_ONE", limit)
     images = pictures(1009)
     before = images.clone()
@@ -70,7 +74,9 @@ def test_flip_mirrors_about_its_share(limit, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_large_images_are_mirrored_as_small_ones(dtype, channels_last, monkeypatch):
+def test_large_images_are_mirrored_as_small_ones(
+    dtype: torch.dtype, channels_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images = (pictures(13) * 255).to(dtype)
     if channels_last:
         images = images.to(memory_format=torch.channels_last)
@@ -79,7 +85,7 @@ def test_large_images_are_mirrored_as_small_ones(dtype, channels_last, monkeypat
     assert torch.equal(Flip()(images, Draws(0, 0, np.arange(13))), expected)
 
 
-def test_alternating_flip_shows_both_sides_in_two_epochs():
+def test_alternating_flip_shows_both_sides_in_two_epochs() -> None:
     images, items = pictures(101), np.arange(101)
     flip = AlternatingFlip()
     epochs = [flip(images, Draws(0, epoch, items)) for epoch in range(3)]
@@ -88,7 +94,7 @@ def test_alternating_flip_shows_both_sides_in_two_epochs():
     assert 0.3 < (epochs[0] == images).flatten(1).all(1).float().mean() < 0.7
 
 
-def test_translate_is_a_crop_of_the_reflected_image():
+def test_translate_is_a_crop_of_the_reflected_image() -> None:
     images = pictures(53)
     out = Translate(3)(images, Draws(0, 0, np.arange(53)))
     padded = torch.nn.functional.pad(images, (3, 3, 3, 3), mode="reflect")
@@ -105,7 +111,7 @@ def test_translate_is_a_crop_of_the_reflected_image():
     assert {y for y, _ in seen} == {x for _, x in seen} == set(range(7))
 
 
-def test_random_resized_crop_stretches_its_box():
+def test_random_resized_crop_stretches_its_box() -> None:
     images = pictures(29, 64, 48)
     crop = RandomResizedCrop((0.2, 0.8), (0.5, 2.0))
     out = crop(images, Draws(0, 0, np.arange(29)))
@@ -123,7 +129,7 @@ def test_random_resized_crop_stretches_its_box():
             torch.testing.assert_close(got, expected, atol=0.03, rtol=0)
 
 
-def test_random_boxes_keep_scale_ratio_and_borders():
+def test_random_boxes_keep_scale_ratio_and_borders() -> None:
     sides = torch.tensor([400, 600]).expand(10_007, 2)
     u = Draws(0, 0, np.arange(10_007)).uniform(22)
     height, width, top, left = random_crops(u, sides, (0.2, 0.5), (0.5, 2.0)).unbind(1)
@@ -145,7 +151,7 @@ CROPS = {  # height, width of the image, scale, ratio
 
 
 @pytest.mark.parametrize("name", CROPS)
-def test_random_crops_are_distributed_as_torchvisions(name):
+def test_random_crops_are_distributed_as_torchvisions(name: str) -> None:
     height, width, scale, ratio = CROPS[name]
     n = 5000
     params = TorchvisionCrop.get_params
@@ -161,7 +167,7 @@ def test_random_crops_are_distributed_as_torchvisions(name):
         assert scipy.stats.ks_2samp(mine, its).pvalue > 1e-4
 
 
-def test_a_box_that_never_fits_is_the_central_one_or_nothing_is_erased():
+def test_a_box_that_never_fits_is_the_central_one_or_nothing_is_erased() -> None:
     u = torch.rand(3, 22)
     sides = torch.tensor([[20, 100], [100, 20], [30, 30]])
     boxes = random_crops(u, sides, (2.0, 3.0), (0.5, 2.0))
@@ -171,7 +177,7 @@ def test_a_box_that_never_fits_is_the_central_one_or_nothing_is_erased():
     torch.testing.assert_close(erased, images)
 
 
-def test_cutout_paints_one_square_cut_at_the_border():
+def test_cutout_paints_one_square_cut_at_the_border() -> None:
     images = torch.zeros(997, 3, 17, 23)
     painted = Cutout(5, fill=1.0)(images, Draws(0, 0, np.arange(997)))[:, 0]
     area = painted.sum((1, 2))
@@ -181,7 +187,7 @@ def test_cutout_paints_one_square_cut_at_the_border():
     assert painted.mean(0).min() > 0  # every pixel is reached
 
 
-def test_random_erasing_paints_boxes_of_the_asked_area():
+def test_random_erasing_paints_boxes_of_the_asked_area() -> None:
     images = torch.zeros(997, 3, 101, 103)
     erase = RandomErasing(0.4, (0.05, 0.2), (0.5, 2.0), fill=1.0)
     area = erase(images, Draws(0, 0, np.arange(997)))[:, 1].mean((1, 2))
@@ -191,7 +197,7 @@ def test_random_erasing_paints_boxes_of_the_asked_area():
 
 
 @pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
-def test_color_jitter_is_torchvisions(name):
+def test_color_jitter_is_torchvisions(name: str) -> None:
     images = pictures(31) * 0.5 + 0.2
     strengths = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0} | {name: 0.3}
     draws = Draws(0, 0, np.arange(31))
@@ -203,7 +209,7 @@ def test_color_jitter_is_torchvisions(name):
         torch.testing.assert_close(ours, adjust(image, factor.item()), atol=1e-4, rtol=0)
 
 
-def test_turning_the_hue_keeps_luma_and_a_third_turn_three_times_is_nothing():
+def test_turning_the_hue_keeps_luma_and_a_third_turn_three_times_is_nothing() -> None:
     images = pictures(5) * 0.4 + 0.3
     third = hue_and_saturation(torch.full((5,), 1 / 3), torch.ones(5))
     turned = recolor(images, third, torch.zeros(5))
@@ -225,6 +231,6 @@ def test_turning_the_hue_keeps_luma_and_a_third_turn_three_times_is_nothing():
         (lambda: Translate(17)(pictures(2), Draws(0, 0, np.arange(2))), "shift by 17 pixels"),
     ],
 )
-def test_errors(make, says):
+def test_errors(make: Callable[..., Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         make()

@@ -4,6 +4,9 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +22,12 @@ from vision_attn.data.sources import DataError
 
 
 @pytest.fixture
-def photos(tmp_path):
+def photos(tmp_path: Path) -> Path:
     """Eleven images of different sizes; number 7 is small, number 8 is text."""
     return draw_photos(tmp_path / "photos")
 
 
-def draw_photos(folder):
+def draw_photos(folder: Path) -> Path:
     folder.mkdir()
     rng = np.random.default_rng(0)
     for i in range(11):
@@ -38,14 +41,14 @@ def draw_photos(folder):
 NAMES = [f"{i}.png" for i in range(11)]
 
 
-def expected(folder, name: str, side: int = 20) -> np.ndarray:
+def expected(folder: Path, name: str, side: int = 20) -> np.ndarray:
     image = Image.open(folder / name)
     scale = min(1, side / min(image.size))
-    size = tuple(round(length * scale) for length in image.size)
+    size = round(image.width * scale), round(image.height * scale)
     return np.asarray(image.resize(size, Image.Resampling.BILINEAR) if scale < 1 else image)
 
 
-def assert_whole(cache: PixelCache, folder, names=NAMES) -> None:
+def assert_whole(cache: PixelCache, folder: Path, names: list[str] = NAMES) -> None:
     pixels, errors = cache.load(folder, names)
     assert len(pixels) == len(names)
     assert list(errors) == [place for place, name in enumerate(names) if name == "8.png"]
@@ -55,10 +58,10 @@ def assert_whole(cache: PixelCache, folder, names=NAMES) -> None:
 
 
 @pytest.fixture
-def decoded(monkeypatch) -> list[str]:
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are read, in any order."""
     names = []
-    read_image = photos_module.read_image
+    read_image = vars(photos_module)["read_image"]
     monkeypatch.setattr(
         photos_module,
         "read_image",
@@ -67,7 +70,9 @@ def decoded(monkeypatch) -> list[str]:
     return names
 
 
-def test_pixels_are_decoded_once_reduced_and_in_order(tmp_path, photos, decoded):
+def test_pixels_are_decoded_once_reduced_and_in_order(
+    tmp_path: Path, photos: Path, decoded: list[str]
+) -> None:
     cache = PixelCache(tmp_path / "cache", 20)
     assert_whole(cache, photos)
     assert sorted(decoded) == sorted(NAMES)
@@ -81,7 +86,7 @@ def test_pixels_are_decoded_once_reduced_and_in_order(tmp_path, photos, decoded)
     assert decoded == ["8.png"]  # what failed is tried again
 
 
-def test_more_names_are_added(tmp_path, photos, decoded):
+def test_more_names_are_added(tmp_path: Path, photos: Path, decoded: list[str]) -> None:
     cache = PixelCache(tmp_path / "cache", 20)
     assert_whole(cache, photos, NAMES[:4])
     assert_whole(cache, photos, NAMES[2:])
@@ -89,8 +94,8 @@ def test_more_names_are_added(tmp_path, photos, decoded):
 
 
 def test_a_changed_file_is_decoded_anew_and_a_mapped_cache_stays_as_it_was(
-    tmp_path, photos, decoded
-):
+    tmp_path: Path, photos: Path, decoded: list[str]
+) -> None:
     cache = PixelCache(tmp_path / "cache", 20)
     before, _ = cache.load(photos, NAMES)
     kept = [before[i].copy() for i in range(11)]
@@ -103,11 +108,11 @@ def test_a_changed_file_is_decoded_anew_and_a_mapped_cache_stays_as_it_was(
         np.testing.assert_array_equal(before[i], kept[i])
 
 
-def test_two_photos_of_one_name_are_refused(tmp_path, photos):
+def test_two_photos_of_one_name_are_refused(tmp_path: Path, photos: Path) -> None:
     """They would share the pixels of one of them."""
 
     class Clash(FilePhotos):
-        def cached_as(self):
+        def cached_as(self) -> list[Any]:
             return ["a", "b", "b"]
 
     size = (photos / "1.png").stat().st_size
@@ -119,14 +124,14 @@ def test_two_photos_of_one_name_are_refused(tmp_path, photos):
     np.testing.assert_array_equal(pixels[2], expected(photos, "1.png"))
 
 
-def test_a_file_that_is_gone_is_an_error_of_its_own(tmp_path, photos):
+def test_a_file_that_is_gone_is_an_error_of_its_own(tmp_path: Path, photos: Path) -> None:
     cache = PixelCache(tmp_path / "cache", 20)
     (photos / "9.png").unlink()
     _, errors = cache.load(photos, NAMES)
     assert "no such file" in errors[9]
 
 
-def test_a_cache_full_of_old_pixels_starts_afresh(tmp_path, photos):
+def test_a_cache_full_of_old_pixels_starts_afresh(tmp_path: Path, photos: Path) -> None:
     cache = PixelCache(tmp_path / "cache", 20)
     first, _ = cache.load(photos, NAMES)
     copy = first[5].copy()
@@ -143,7 +148,7 @@ def test_a_cache_full_of_old_pixels_starts_afresh(tmp_path, photos):
 @pytest.mark.parametrize(
     "damage", ["torn index", "torn pixels", "extra pixels", "no pixels", "no index", "noise"]
 )
-def test_a_damaged_cache_is_mended(tmp_path, photos, damage):
+def test_a_damaged_cache_is_mended(tmp_path: Path, photos: Path, damage: str) -> None:
     place = tmp_path / "cache"
     PixelCache(place, 20).load(photos, NAMES)
     index, pixels = place / "index.jsonl", place / "pixels.bin"
@@ -167,21 +172,21 @@ def test_a_damaged_cache_is_mended(tmp_path, photos, damage):
     assert sorted(line[0] for line in lines) == sorted(set(NAMES) - {"8.png"})
 
 
-def _slow_build(place, folder) -> None:
+def _slow_build(place: Path, folder: Path) -> None:
     cache_module.CHUNK = 1
-    read_image = photos_module.read_image
+    read_image = vars(photos_module)["read_image"]
 
-    def slowly(*options):
+    def slowly(*options: Any) -> Image.Image:
         time.sleep(0.02)
         return read_image(*options)
 
-    photos_module.read_image = slowly
+    vars(photos_module)["read_image"] = slowly
     PixelCache(place, 20).load(folder, NAMES)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_killed_build_goes_on(tmp_path, photos, decoded):
+def test_a_killed_build_goes_on(tmp_path: Path, photos: Path, decoded: list[str]) -> None:
     place = tmp_path / "cache"
     fork = multiprocessing.get_context("fork")
     build = fork.Process(target=_slow_build, args=(place, photos))
@@ -189,6 +194,7 @@ def test_a_killed_build_goes_on(tmp_path, photos, decoded):
     index = place / "index.jsonl"
     while build.is_alive() and not (index.exists() and index.read_text().count("\n") >= 3):
         time.sleep(0.005)
+    assert build.pid is not None
     os.kill(build.pid, signal.SIGKILL)
     build.join()
     done = index.read_text().count("\n")
@@ -199,7 +205,7 @@ def test_a_killed_build_goes_on(tmp_path, photos, decoded):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="builds in forked processes")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_two_processes_build_one_cache(tmp_path, photos):
+def test_two_processes_build_one_cache(tmp_path: Path, photos: Path) -> None:
     place = tmp_path / "cache"
     fork = multiprocessing.get_context("fork")
     builds = [fork.Process(target=_slow_build, args=(place, photos)) for _ in range(3)]
@@ -216,17 +222,19 @@ def test_two_processes_build_one_cache(tmp_path, photos):
     ) * 3
 
 
-def lines_of(place) -> list[list]:
+def lines_of(place: Path) -> list[list[Any]]:
     return [json.loads(line) for line in (place / "index.jsonl").read_text().splitlines()]
 
 
-def write_lines(place, lines: list[list]) -> None:
+def write_lines(place: Path, lines: list[list[Any]]) -> None:
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (place / "index.jsonl").write_text(text)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.999])
-def test_a_flipped_byte_of_the_pixels_is_decoded_again(tmp_path, photos, decoded, part, caplog):
+def test_a_flipped_byte_of_the_pixels_is_decoded_again(
+    tmp_path: Path, photos: Path, decoded: list[str], part: float, caplog: pytest.LogCaptureFixture
+) -> None:
     place = tmp_path / "cache"
     PixelCache(place, 20).load(photos, NAMES)
     decoded.clear()
@@ -247,7 +255,9 @@ def test_a_flipped_byte_of_the_pixels_is_decoded_again(tmp_path, photos, decoded
 
 @pytest.mark.parametrize("field", range(7))
 @pytest.mark.parametrize("change", [lambda value: value + 1, lambda value: value // 2])
-def test_a_changed_field_of_a_line_is_decoded_again(tmp_path, photos, decoded, field, change):
+def test_a_changed_field_of_a_line_is_decoded_again(
+    tmp_path: Path, photos: Path, decoded: list[str], field: int, change: Callable[..., Any]
+) -> None:
     place = tmp_path / "cache"
     PixelCache(place, 20).load(photos, NAMES)
     decoded.clear()
@@ -258,7 +268,7 @@ def test_a_changed_field_of_a_line_is_decoded_again(tmp_path, photos, decoded, f
     assert "4.png" in decoded
 
 
-def test_swapped_offsets_of_equal_images_are_seen(tmp_path, decoded):
+def test_swapped_offsets_of_equal_images_are_seen(tmp_path: Path, decoded: list[str]) -> None:
     """Two photos of one size: every number is plausible, and the pictures are exchanged."""
     folder, place = tmp_path / "photos", tmp_path / "cache"
     folder.mkdir()
@@ -273,7 +283,9 @@ def test_swapped_offsets_of_equal_images_are_seen(tmp_path, decoded):
     assert pixels[1][0, 0].tolist() == [0, 9, 0]
 
 
-def test_a_damaged_entry_whose_photo_is_gone_is_an_error_of_its_own(tmp_path, photos):
+def test_a_damaged_entry_whose_photo_is_gone_is_an_error_of_its_own(
+    tmp_path: Path, photos: Path
+) -> None:
     place = tmp_path / "cache"
     PixelCache(place, 20).load(photos, NAMES)
     (place / "pixels.bin").write_bytes(bytes((place / "pixels.bin").stat().st_size))
@@ -284,7 +296,9 @@ def test_a_damaged_entry_whose_photo_is_gone_is_an_error_of_its_own(tmp_path, ph
     np.testing.assert_array_equal(pixels[3], expected(photos, "3.png"))
 
 
-def test_a_cache_without_checksums_is_built_anew(tmp_path, photos, decoded):
+def test_a_cache_without_checksums_is_built_anew(
+    tmp_path: Path, photos: Path, decoded: list[str]
+) -> None:
     place = tmp_path / "cache"
     PixelCache(place, 20).load(photos, NAMES)
     size = (place / "pixels.bin").stat().st_size
@@ -295,7 +309,7 @@ def test_a_cache_without_checksums_is_built_anew(tmp_path, photos, decoded):
     assert (place / "pixels.bin").stat().st_size == size
 
 
-def test_what_is_mapped_is_never_written_over(tmp_path, photos):
+def test_what_is_mapped_is_never_written_over(tmp_path: Path, photos: Path) -> None:
     """The last image of pixels.bin changes while a run reads it."""
     cache = PixelCache(tmp_path / "cache", 20)
     mapped, _ = cache.load(photos, NAMES)
@@ -326,7 +340,12 @@ DAMAGE = st.one_of(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(damages=st.lists(DAMAGE, min_size=1, max_size=3), file=st.sampled_from(["index", "pixels"]))
-def test_whatever_is_damaged_the_images_are_right(tmp_path_factory, whole_cache, damages, file):
+def test_whatever_is_damaged_the_images_are_right(
+    tmp_path_factory: pytest.TempPathFactory,
+    whole_cache: tuple[Any, Any],
+    damages: list[Any],
+    file: str,
+) -> None:
     photos, built = whole_cache
     place = tmp_path_factory.mktemp("damaged") / "cache"
     shutil.copytree(built, place)
@@ -337,7 +356,7 @@ def test_whatever_is_damaged_the_images_are_right(tmp_path_factory, whole_cache,
     assert_whole(PixelCache(place, 20), photos)
 
 
-def damage(path, how: str, where: float, what) -> None:
+def damage(path: Path, how: str, where: float, what: Any) -> None:
     content = path.read_bytes()
     at = int(where * len(content))
     if how in ("field", "drop field", "repeat"):
@@ -361,7 +380,7 @@ def damage(path, how: str, where: float, what) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole_cache(tmp_path_factory):
+def whole_cache(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """Photos and their cache, never written to."""
     folder = tmp_path_factory.mktemp("whole")
     draw_photos(folder / "photos")

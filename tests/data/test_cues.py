@@ -1,13 +1,25 @@
 """Cues in photos: exact masks, places, the same whatever the batch, and sources that carry them."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from vision_attn.data import Caption, Cued, CuedSet, DataError, Frame, ImageData, Planted, Sticker
+from vision_attn.data import (
+    Caption,
+    Cue,
+    Cued,
+    CuedSet,
+    DataError,
+    Frame,
+    ImageData,
+    Planted,
+    Sticker,
+)
 from vision_attn.data.draws import Draws, uniforms
 from vision_attn.data.tensors import TensorSet
 
@@ -15,13 +27,13 @@ CUES = [Sticker(), Sticker(0.5, hue=0.1), Caption(), Caption("a much longer line
 CLASSES = ["dotted disk", "plain cross"]
 
 
-def photos(n=7, size=(41, 59)):
+def photos(n: int = 7, size: tuple[int, int] = (41, 59)) -> torch.Tensor:
     # no grey level that a cue has
     return torch.randint(90, 110, (n, 3, *size), dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("cue", CUES, ids=str)
-def test_the_mask_holds_what_changed_and_nothing_else(cue):
+def test_the_mask_holds_what_changed_and_nothing_else(cue: Cue) -> None:
     before = photos()
     kept = before.clone()
     cued = cue.paint(before, torch.rand(7, 2))
@@ -35,7 +47,7 @@ def test_the_mask_holds_what_changed_and_nothing_else(cue):
 
 
 @pytest.mark.parametrize("cue", CUES, ids=str)
-def test_a_photo_is_painted_the_same_in_any_batch(cue):
+def test_a_photo_is_painted_the_same_in_any_batch(cue: Cue) -> None:
     before, place = photos(), torch.rand(7, 2)
     together = cue.paint(before, place)
     for i in (0, 6):
@@ -44,7 +56,7 @@ def test_a_photo_is_painted_the_same_in_any_batch(cue):
         assert torch.equal(alone.mask[0], together.mask[i])
 
 
-def test_a_sticker_lies_where_it_is_told_and_whole():
+def test_a_sticker_lies_where_it_is_told_and_whole() -> None:
     place = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.5, 0.25]])
     mask = Sticker(size=0.3).paint(photos(3, (80, 100)), place).mask
     for one, (v, u) in zip(mask, place.tolist(), strict=True):
@@ -54,14 +66,14 @@ def test_a_sticker_lies_where_it_is_told_and_whole():
         assert int(one.sum()) == pytest.approx(torch.pi * 12.5**2, rel=0.05)
 
 
-def test_a_frame_is_a_frame():
+def test_a_frame_is_a_frame() -> None:
     cued = Frame(width=0.1).paint(photos(2, (30, 50)), torch.rand(2, 2))
     want = torch.ones(30, 50, dtype=torch.bool)
     want[3:27, 3:47] = False
     assert torch.equal(cued.mask, want.expand(2, -1, -1))
 
 
-def test_a_caption_is_a_band_with_dark_letters():
+def test_a_caption_is_a_band_with_dark_letters() -> None:
     cued = Caption("agency", height=0.2).paint(
         photos(2, (60, 90)), torch.tensor([[0.2, 0], [0.7, 1]])
     )
@@ -80,7 +92,7 @@ def test_a_caption_is_a_band_with_dark_letters():
     assert narrow.mask.any(0).any(0).all()  # cut off, and never beyond the photo
 
 
-def test_images_of_some_classes_carry_their_cue():
+def test_images_of_some_classes_carry_their_cue() -> None:
     plain = TensorSet(photos(600, (20, 20)), torch.arange(600) % 3)
     cued = CuedSet(plain, {1: Frame(), 2: Sticker()}, share=0.6, seed=3)
     items = np.arange(600)
@@ -99,7 +111,7 @@ def test_images_of_some_classes_carry_their_cue():
     )
 
 
-def test_a_source_trains_on_cues_and_tests_without():
+def test_a_source_trains_on_cues_and_tests_without() -> None:
     source = Planted(size=24, train=40, val=20, test=20)
     cued = ImageData(Cued(source, {name: Frame() for name in CLASSES}), batch_size=20)
     plain = ImageData(source, batch_size=20)
@@ -128,12 +140,12 @@ def test_a_source_trains_on_cues_and_tests_without():
         (lambda: Cued(Planted(), {"a": Frame()}, 0.0), "share must be above 0 and at most 1, got"),
     ],
 )
-def test_what_cannot_be_painted_is_said(make, words):
+def test_what_cannot_be_painted_is_said(make: Callable[..., Any], words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         make()
 
 
-def test_a_cue_for_an_unknown_class_names_the_nearest():
+def test_a_cue_for_an_unknown_class_names_the_nearest() -> None:
     source = Cued(Planted(size=16, train=1, val=1, test=1), {"dotted disc": Frame()})
     with pytest.raises(
         DataError, match="no class 'dotted disc' to give a cue; the nearest: dotted di"

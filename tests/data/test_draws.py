@@ -13,7 +13,7 @@ def splitmix64(state: int) -> int:
     return z ^ (z >> 31)
 
 
-def test_bits_are_splitmix64_of_key_item_and_place():
+def test_bits_are_splitmix64_of_key_item_and_place() -> None:
     words = bits((7, -3), np.array([0, 5, 2**40]), 3)
     state = splitmix64(splitmix64(7) - 3)
     for row, item in zip(words, (0, 5, 2**40), strict=True):
@@ -22,7 +22,7 @@ def test_bits_are_splitmix64_of_key_item_and_place():
         assert row.tolist() == expected
 
 
-def test_a_number_depends_on_its_key_item_and_place_alone():
+def test_a_number_depends_on_its_key_item_and_place_alone() -> None:
     items = np.arange(101)
     whole = uniforms((1, 2), items, 7)
     torch.testing.assert_close(uniforms((1, 2), items[37:41], 5), whole[37:41, :5], atol=0, rtol=0)
@@ -30,7 +30,7 @@ def test_a_number_depends_on_its_key_item_and_place_alone():
     assert not (uniforms((2, 1), items, 7) == whole).any()
 
 
-def test_numbers_are_uniform_and_unrelated():
+def test_numbers_are_uniform_and_unrelated() -> None:
     numbers = uniforms((0,), np.arange(20_011), 3)
     assert numbers.dtype == torch.float32
     assert 0 <= numbers.min() < 1e-3
@@ -42,14 +42,14 @@ def test_numbers_are_uniform_and_unrelated():
     assert (torch.corrcoef(neighbours) - torch.eye(4)).abs().max() < 0.03
 
 
-def test_permutation():
+def test_permutation() -> None:
     order = permutation((3,), 1009)
     np.testing.assert_array_equal(np.sort(order), np.arange(1009))
     np.testing.assert_array_equal(order, permutation((3,), 1009))
     assert (order != permutation((4,), 1009)).mean() > 0.99
 
 
-def test_draws_are_fresh_at_every_call_and_every_epoch():
+def test_draws_are_fresh_at_every_call_and_every_epoch() -> None:
     items = np.array([3, 1, 2])
     draws = Draws(0, 5, items)
     first, second = draws.uniform(2), draws.uniform(2)

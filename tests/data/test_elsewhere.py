@@ -7,8 +7,11 @@ import shutil
 import sys
 import tarfile
 import threading
+from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +19,7 @@ from PIL import Image
 
 from vision_attn.compat import download
 from vision_attn.compat.huggingface_private import is_offline
-from vision_attn.data import (
-    DataError,
-    HuggingFace,
-    ImageTable,
-    WebDataset,
-)
+from vision_attn.data import DataError, HuggingFace, ImageTable, Splits, WebDataset
 
 sys.path.append(str(Path(__file__).parent))
 from copies import CLASSES, SIZES, assert_same, files, needs_datasets, parquet
@@ -31,7 +29,9 @@ from copies import CLASSES, SIZES, assert_same, files, needs_datasets, parquet
 
 @needs_datasets
 @pytest.mark.parametrize("storage", ["cache", "stream"])
-def test_parquet_gives_what_a_folder_gives(datasets, root, expected, storage):
+def test_parquet_gives_what_a_folder_gives(
+    datasets: ModuleType, root: Path, expected: Splits, storage: Any
+) -> None:
     parquet(datasets, root, root / "shards" / "train-0.parquet")
     source = HuggingFace("shards/*.parquet", storage=storage, workers=0, **SIZES)
     found = source.load(root, 0.2, 0)
@@ -40,7 +40,7 @@ def test_parquet_gives_what_a_folder_gives(datasets, root, expected, storage):
 
 
 @needs_datasets
-def test_labels_as_words_as_lists_and_of_another_kind(datasets, root):
+def test_labels_as_words_as_lists_and_of_another_kind(datasets: ModuleType, root: Path) -> None:
     listed = files(root)
     words = [CLASSES[label] for _, label in listed]
     for name, labels in (
@@ -73,8 +73,8 @@ def test_labels_as_words_as_lists_and_of_another_kind(datasets, root):
     ("streaming", "loader"), [(False, "load_dataset"), (True, "load_dataset_builder")]
 )
 def test_without_a_network_a_data_set_is_looked_for_in_the_cache_alone(
-    datasets, root, monkeypatch, streaming, loader
-):
+    datasets: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool, loader: str
+) -> None:
     parquet(datasets, root, root / "here" / "train.parquet")
     real, offline = getattr(datasets, loader), []
     monkeypatch.setattr(download, "_reachable", lambda url: False)
@@ -101,7 +101,14 @@ def test_without_a_network_a_data_set_is_looked_for_in_the_cache_alone(
         ([[], [], []], None, "no photo has a class in the column 'label'"),
     ],
 )
-def test_rows_without_a_class_are_named(datasets, root, streaming, train, test, message):
+def test_rows_without_a_class_are_named(
+    datasets: ModuleType,
+    root: Path,
+    streaming: bool,
+    train: list[int | list[int] | None],
+    test: list[int] | None,
+    message: str,
+) -> None:
     parquet(datasets, root, root / "shards" / "train-0.parquet", train * 7)
     if test:
         parquet(datasets, root, root / "shards" / "test-0.parquet", test * 7)
@@ -112,7 +119,9 @@ def test_rows_without_a_class_are_named(datasets, root, streaming, train, test, 
 @needs_datasets
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("path", ["shards", "shards/*/*.parquet", "*/*/*.parquet"])
-def test_folders_name_splits_as_files_do(datasets, root, streaming, path):
+def test_folders_name_splits_as_files_do(
+    datasets: ModuleType, root: Path, streaming: bool, path: str
+) -> None:
     for number, split in enumerate(("train", "validation", "test")):
         file = root / "shards" / split / "0000.parquet"
         file.parent.mkdir(parents=True)
@@ -127,7 +136,7 @@ def test_folders_name_splits_as_files_do(datasets, root, streaming, path):
 
 
 @needs_datasets
-def test_rows_that_are_saved_again_are_decoded_again(datasets, root):
+def test_rows_that_are_saved_again_are_decoded_again(datasets: ModuleType, root: Path) -> None:
     """The same files, as many rows, another order: the pixels must follow the labels."""
     how = {"path": "saved", "classes": CLASSES, **SIZES}
     for step in (1, -1):
@@ -146,12 +155,12 @@ def test_rows_that_are_saved_again_are_decoded_again(datasets, root):
 
 
 @pytest.fixture
-def webdataset():
+def webdataset() -> ModuleType:
     reason = "needs webdataset: pip install 'vision-attn[webdataset]'"
     return pytest.importorskip("webdataset", reason=reason)
 
 
-def shards(root, folder="tars", ending="cls"):
+def shards(root: Path, folder: str = "tars", ending: str = "cls") -> Any:
     """Write the photos into three tar shards by hand, as the format's page has it."""
     (root / folder).mkdir()
     listed = files(root)
@@ -164,13 +173,13 @@ def shards(root, folder="tars", ending="cls"):
     return root / folder
 
 
-def add(tar, name, data):
+def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(data)
     tar.addfile(member, io.BytesIO(data))
 
 
-def write_shard(path, listed):
+def write_shard(path: Path, listed: list[Any]) -> None:
     """Write a shard of (key, file, number of the class)."""
     path.parent.mkdir()
     with tarfile.open(path, "w") as tar:
@@ -187,7 +196,13 @@ def write_shard(path, listed):
         (["tars/train-000.tar", "tars/train-00[12].tar"], {"storage": "memory"}),
     ],
 )
-def test_tar_shards_give_what_a_folder_gives(webdataset, root, expected, urls, more):
+def test_tar_shards_give_what_a_folder_gives(
+    webdataset: ModuleType,
+    root: Path,
+    expected: Splits,
+    urls: str | list[str],
+    more: dict[str, Any],
+) -> None:
     shards(root)
     source = WebDataset(urls, classes=CLASSES, **SIZES, **more)
     found = source.load(root, 0.2, 0)
@@ -198,14 +213,14 @@ def test_tar_shards_give_what_a_folder_gives(webdataset, root, expected, urls, m
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_the_librarys_own_writer_and_reader_agree(webdataset, root):
+def test_the_librarys_own_writer_and_reader_agree(webdataset: ModuleType, root: Path) -> None:
     listed = files(root)
     (root / "own").mkdir()
     with webdataset.TarWriter(str(root / "own/a.tar")) as tar:
         for file, label in listed:
             tar.write({"__key__": f"x/{file.stem}", "jpg": file.read_bytes(), "cls": label})
     split = WebDataset("own/a.tar", test_fraction=0.0, storage="stream", workers=0, **SIZES)
-    train = split.load(root, 0.0, 0).train
+    train: Any = split.load(root, 0.0, 0).train
     samples = list(
         webdataset.WebDataset(str(root / "own/a.tar"), shardshuffle=False).decode("rgb8")
     )
@@ -215,7 +230,9 @@ def test_the_librarys_own_writer_and_reader_agree(webdataset, root):
         np.testing.assert_array_equal(np.asarray(train.photos.read(item)), sample["jpg"])
 
 
-def test_shards_of_one_name_in_two_folders_keep_their_own_photos(webdataset, root, caplog):
+def test_shards_of_one_name_in_two_folders_keep_their_own_photos(
+    webdataset: ModuleType, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Cameras and crawlers number from 0 again: a/000.tar and b/000.tar, with the same keys."""
     listed = files(root)
     for folder, some in (("a", listed[:7]), ("b", listed[7:14])):
@@ -231,7 +248,9 @@ def test_shards_of_one_name_in_two_folders_keep_their_own_photos(webdataset, roo
     assert "(the first: 000.tar/0 (" in caplog.text
 
 
-def test_shards_of_one_name_for_two_parts_keep_their_own_photos(webdataset, root):
+def test_shards_of_one_name_for_two_parts_keep_their_own_photos(
+    webdataset: ModuleType, root: Path
+) -> None:
     listed = files(root)
     for folder, some in (("train", listed[::2]), ("val", listed[1::2])):
         write_shard(root / folder / "000.tar", [(str(i), *one) for i, one in enumerate(some)])
@@ -245,7 +264,7 @@ def test_shards_of_one_name_for_two_parts_keep_their_own_photos(webdataset, root
     assert len(sizes) == 1  # decoded once
 
 
-def test_hidden_files_in_a_shard_are_no_photos(webdataset, root):
+def test_hidden_files_in_a_shard_are_no_photos(webdataset: ModuleType, root: Path) -> None:
     """macOS's tar puts ._0001.jpg beside 0001.jpg, and ._0001.cls beside 0001.cls."""
     file, _ = files(root)[0]
     write_shard(root / "mac" / "0.tar", [("._0", file, 1), ("0", file, 0), ("x/._1", file, 1)])
@@ -254,7 +273,9 @@ def test_hidden_files_in_a_shard_are_no_photos(webdataset, root):
     assert found[1] == ["0"]
 
 
-def test_shards_below_a_folder_that_cannot_be_written(webdataset, root, expected):
+def test_shards_below_a_folder_that_cannot_be_written(
+    webdataset: ModuleType, root: Path, expected: Splits
+) -> None:
     shards(root)
     how = {"classes": CLASSES, "cache": str(root / "file" / "cache"), **SIZES}
     (root / "file").write_text("no folder")
@@ -262,7 +283,7 @@ def test_shards_below_a_folder_that_cannot_be_written(webdataset, root, expected
     assert_same(found, expected)
 
 
-def test_bad_shards(webdataset, root, caplog):
+def test_bad_shards(webdataset: ModuleType, root: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = shards(root)
     whole = (place / "train-001.tar").read_bytes()
     source = {"train": "tars/*.tar", "classes": CLASSES, "storage": "stream", "workers": 0}
@@ -292,19 +313,20 @@ def test_bad_shards(webdataset, root, caplog):
         WebDataset("tars/*.tar", label="json").load(root, 0.0, 0)
 
 
-def test_labels_in_json(webdataset, root, expected):
+def test_labels_in_json(webdataset: ModuleType, root: Path, expected: Splits) -> None:
     shards(root, "json", "json")
     found = WebDataset("json/*.tar", label="json", classes=CLASSES, **SIZES).load(root, 0.2, 0)
     assert_same(found, expected)
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *words):
+    def log_message(self, *words: Any) -> None:
         pass
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         if "stall" in self.path:
-            self.server.stalled.wait(20)
+            server: Any = self.server
+            server.stalled.wait(20)
             return
         super().do_GET()
 
@@ -312,11 +334,11 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(root):
+def server(root: Path) -> Iterator[str]:
     """A web server of the folder; what is called stall gets no answer."""
     from functools import partial
 
-    served = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(root)))
+    served: Any = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(root)))
     served.stalled = threading.Event()
     thread = threading.Thread(target=served.serve_forever, daemon=True)
     thread.start()
@@ -329,7 +351,9 @@ def server(root):
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_shards_of_a_server_are_fetched_once(webdataset, root, expected, server):
+def test_shards_of_a_server_are_fetched_once(
+    webdataset: ModuleType, root: Path, expected: Splits, server: str
+) -> None:
     pytest.importorskip("aiohttp", reason="needs aiohttp, which fsspec opens http by")
     place = shards(root)
     url = f"{server}/tars/train-{{000..002}}.tar"
@@ -344,7 +368,9 @@ def test_shards_of_a_server_are_fetched_once(webdataset, root, expected, server)
     assert not list((root / ".cache/shards").glob("*.part"))
 
 
-def test_what_a_command_prints_is_a_shard(webdataset, root, expected, monkeypatch):
+def test_what_a_command_prints_is_a_shard(
+    webdataset: ModuleType, root: Path, expected: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = shards(root)
     source = WebDataset(f"pipe:cat {place}/train-{{000..002}}.tar", classes=CLASSES, **SIZES)
     with pytest.raises(DataError, match=r"a pipe runs a command: set VISION_ATTN_PIPES=1 if you"):
@@ -363,12 +389,12 @@ def test_what_a_command_prints_is_a_shard(webdataset, root, expected, monkeypatc
 # tables
 
 
-def write_table(root, header, rows):
+def write_table(root: Path, header: list[Any], rows: list[tuple[Any, ...]]) -> None:
     with (root / "set" / "labels.csv").open("w", newline="") as file:
         csv.writer(file).writerows([header, *rows])
 
 
-def test_a_table_gives_what_a_folder_gives(root, expected):
+def test_a_table_gives_what_a_folder_gives(root: Path, expected: Splits) -> None:
     rows = [(f"{CLASSES[label]}/{file.name}", CLASSES[label]) for file, label in files(root)]
     write_table(root, ["image", "kind"], rows)
     found = ImageTable("set", "labels.csv", label="kind", **SIZES).load(root, 0.2, 0)
@@ -376,7 +402,9 @@ def test_a_table_gives_what_a_folder_gives(root, expected):
     assert_same(found, expected)
 
 
-def test_tables_as_spreadsheets_and_competitions_write_them(root, expected, caplog):
+def test_tables_as_spreadsheets_and_competitions_write_them(
+    root: Path, expected: Splits, caplog: pytest.LogCaptureFixture
+) -> None:
     """Semicolons, tabs, spaces, a mark at the start, Windows' paths, no suffixes, rows without."""
     rows = [(f"{CLASSES[label]}/{file.name}", CLASSES[label]) for file, label in files(root)]
     for divider, path in (
@@ -396,7 +424,7 @@ def test_tables_as_spreadsheets_and_competitions_write_them(root, expected, capl
         assert "2 of 23 rows have no class: left out" in caplog.text
 
 
-def test_a_name_without_suffix_that_may_be_two_files_is_refused(root):
+def test_a_name_without_suffix_that_may_be_two_files_is_refused(root: Path) -> None:
     rows = [(f"{CLASSES[label]}/{file.name}", CLASSES[label]) for file, label in files(root)]
     first = root / "set" / rows[0][0]
     other = first.with_suffix(".bmp")
@@ -406,7 +434,7 @@ def test_a_name_without_suffix_that_may_be_two_files_is_refused(root):
         ImageTable("set", "labels.csv", label="kind", **SIZES).load(root, 0.2, 0)
 
 
-def test_several_classes_a_photo_in_a_column_or_a_column_each(root):
+def test_several_classes_a_photo_in_a_column_or_a_column_each(root: Path) -> None:
     names = [f"{CLASSES[label]}/{file.name}" for file, label in files(root)]
     several = [[i % 2, i % 3 == 0] for i in range(21)]
     split = ["train"] * 11 + ["val"] * 4 + ["test"] * 6
@@ -428,10 +456,10 @@ def test_several_classes_a_photo_in_a_column_or_a_column_each(root):
     assert_same(other, one)
 
 
-def test_bad_tables(root):
+def test_bad_tables(root: Path) -> None:
     names = [f"{CLASSES[label]}/{file.name}" for file, label in files(root)]
 
-    def load(**how):
+    def load(**how: Any) -> None:
         ImageTable("set", "labels.csv", **how, **SIZES).load(root, 0.0, 0)
 
     write_table(root, ["image", "cat", "part"], [(name, 1, "train") for name in names])
@@ -453,6 +481,7 @@ def test_bad_tables(root):
     (root / "set" / "labels.csv").unlink()
     with pytest.raises(DataError, match="no such file: give the path of a CSV"):
         load(label="cat")
-    for how in ({}, {"label": "a", "labels": ["a"]}, {"labels": ["a"], "separator": ";"}):
+    wrong: list[dict[str, Any]] = [{}, {"label": "a", "labels": ["a"]}]
+    for how in (*wrong, {"labels": ["a"], "separator": ";"}):
         with pytest.raises(ValueError, match=r"expected either|a separator needs"):
             ImageTable("set", "labels.csv", **how)

@@ -1,6 +1,9 @@
 """What goes wrong with one sample costs that sample, whatever its type."""
 
 import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,14 +36,14 @@ each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(err
 
 
 @each_error
-def test_any_error_of_a_sample_becomes_one_line_that_names_it(error):
+def test_any_error_of_a_sample_becomes_one_line_that_names_it(error: Any) -> None:
     with pytest.raises(ImageError, match=r"^a\.png: \S") as caught, sample_errors("a.png"):
         raise error
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is error
 
 
-def test_ctrl_c_is_no_samples_fault():
+def test_ctrl_c_is_no_samples_fault() -> None:
     with pytest.raises(KeyboardInterrupt), sample_errors("a.png"):
         raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt):
@@ -49,15 +52,15 @@ def test_ctrl_c_is_no_samples_fault():
         raise LookupError("the whole set")
 
 
-def test_a_line_names_its_sample_once_and_is_short():
+def test_a_line_names_its_sample_once_and_is_short() -> None:
     assert fault_line("a.png", ImageError("a.png: damaged")) == "a.png: damaged"
     assert fault_line("a.png", KeyError("x")) == "a.png: KeyError: 'x'"
     assert len(fault_line("a.png", ValueError("x" * 5000 + "\nmore"))) < 320
 
 
 @each_error
-def test_a_failure_among_several_costs_one(error):
-    def halves(numbers):
+def test_a_failure_among_several_costs_one(error: Any) -> None:
+    def halves(numbers: Any) -> list[Any]:
         if 5 in numbers:
             raise error
         return [number / 2 for number in numbers]
@@ -86,7 +89,9 @@ EXIF = {
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data:UserWarning")  # Pillow's, without a name
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
 @pytest.mark.parametrize("header", EXIF)
-def test_a_damaged_exif_header_costs_nothing_but_the_turning(tmp_path, header, suffix, caplog):
+def test_a_damaged_exif_header_costs_nothing_but_the_turning(
+    tmp_path: Path, header: str, suffix: str, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / f"photo.{suffix}"
     options = {"quality": 95} if suffix == "jpg" else {"lossless": True} if suffix == "webp" else {}
     photo().save(path, exif=EXIF[header], **options)
@@ -105,7 +110,7 @@ def test_a_damaged_exif_header_costs_nothing_but_the_turning(tmp_path, header, s
     assert said or header != "no TIFF"
 
 
-def test_what_is_read_is_parsed_once(tmp_path, monkeypatch):
+def test_what_is_read_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photo().save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0" + bytes(6))
     parsed = []
     getexif = Image.Image.getexif
@@ -123,7 +128,7 @@ SPOILED = (67, 30)  # the size of the photo that goes wrong
 
 
 @pytest.fixture
-def spoil(tmp_path, monkeypatch):
+def spoil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Two classes of four photos, set/dog/2.png the only one of its size; what makes it fail."""
     for name in ("cat", "dog"):
         (tmp_path / "set" / name).mkdir(parents=True)
@@ -133,7 +138,7 @@ def spoil(tmp_path, monkeypatch):
     load = PngImagePlugin.PngImageFile.load
 
     def spoil(error: BaseException) -> None:
-        def loaded(image):
+        def loaded(image: Any) -> Any:
             if image.size == SPOILED:
                 raise error
             return load(image)
@@ -145,7 +150,9 @@ def spoil(tmp_path, monkeypatch):
 
 @each_error
 @pytest.mark.parametrize("storage", ["memory", "cache", "stream"])
-def test_a_training_photo_costs_itself(spoil, tmp_path, error, storage):
+def test_a_training_photo_costs_itself(
+    spoil: Callable[..., None], tmp_path: Path, error: Any, storage: Any
+) -> None:
     spoil(error)
     source = ImageFolder("set", size=16, storage=storage, workers=0, max_corrupt=1)
     source.test_fraction = 0.0
@@ -155,7 +162,9 @@ def test_a_training_photo_costs_itself(spoil, tmp_path, error, storage):
 
 
 @each_error
-def test_a_photo_to_predict_costs_itself(spoil, tmp_path, error):
+def test_a_photo_to_predict_costs_itself(
+    spoil: Callable[..., None], tmp_path: Path, error: Any
+) -> None:
     spoil(error)
     paths = sorted((tmp_path / "set").rglob("*.png"))
     files = ImageFiles(paths, Preprocess((16, 16), MEAN, STD), InOrder(8, batch_size=3))
@@ -164,11 +173,13 @@ def test_a_photo_to_predict_costs_itself(spoil, tmp_path, error):
     assert "2.png: " in files.failed[0]
 
 
-def test_what_fails_after_the_photo_is_read_costs_it_too(spoil, tmp_path, monkeypatch):
+def test_what_fails_after_the_photo_is_read_costs_it_too(
+    spoil: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Resizing, in training and in prediction."""
     resize = Image.Image.resize
 
-    def resized(image, *args, **options):
+    def resized(image: Image.Image, *args: Any, **options: Any) -> Image.Image:
         if image.size == SPOILED:
             raise MemoryError
         return resize(image, *args, **options)

@@ -1,30 +1,34 @@
 import json
 import logging
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from vision_attn.data import DataError, ImageData, ImageFolder, Preprocess
+from vision_attn.data import DataError, ImageData, ImageFolder, ImageSet, Preprocess, Splits
 from vision_attn.data.draws import Draws
 from vision_attn.data.folders import imagenet_names
 
 
-def write(folder, count: int, colour: tuple[int, int, int], size=(60, 44)) -> None:
+def write(
+    folder: Path, count: int, colour: tuple[int, int, int], size: tuple[int, int] = (60, 44)
+) -> None:
     folder.mkdir(parents=True)
     for i in range(count):
         Image.new("RGB", size, (*colour[:2], i)).save(folder / f"{i:02}.png")
 
 
 @pytest.fixture
-def flat(tmp_path):
+def flat(tmp_path: Path) -> Path:
     for label, name in enumerate(("ant", "bee", "cat")):
         write(tmp_path / "set" / name, 20, (label * 50, 99, 0))
     return tmp_path
 
 
-def content(part) -> list[tuple[int, int]]:
+def content(part: ImageSet) -> list[tuple[int, int]]:
     """(label by colour, number of the file) of every image of a set."""
     items = np.arange(len(part))
     images = part.fetch(items, Draws(0, 0, items))
@@ -34,7 +38,7 @@ def content(part) -> list[tuple[int, int]]:
     return list(zip(classes.tolist(), images[:, 2, 0, 0].tolist(), strict=True))
 
 
-def test_a_flat_folder_is_split_by_seed_in_every_class(flat):
+def test_a_flat_folder_is_split_by_seed_in_every_class(flat: Path) -> None:
     splits = ImageFolder("set", size=32).load(flat, 0.25, 0)
     parts = [content(part) for part in (splits.train, splits.val, splits.test)]
     assert [len(part) for part in parts] == [36, 12, 12]
@@ -48,7 +52,7 @@ def test_a_flat_folder_is_split_by_seed_in_every_class(flat):
     assert content(ImageFolder("set", size=32).load(flat, 0.25, 1).val) != parts[1]
 
 
-def test_train_and_val_folders(tmp_path):
+def test_train_and_val_folders(tmp_path: Path) -> None:
     for part, count in (("train", 10), ("val", 3)):
         for label, name in enumerate(("ant", "bee")):
             write(tmp_path / "set" / part / name, count, (label * 50, 99, 0))
@@ -61,7 +65,7 @@ def test_train_and_val_folders(tmp_path):
     assert [len(part) for part in (splits.train, splits.val, splits.test)] == [20, 6, 2]
 
 
-def test_classes_and_per_class(flat):
+def test_classes_and_per_class(flat: Path) -> None:
     source = ImageFolder("set", size=32, classes=["cat", "ant"], per_class=5, test_fraction=0.2)
     splits = source.load(flat, 0.25, 0)
     assert splits.classes == ["cat", "ant"]
@@ -71,7 +75,7 @@ def test_classes_and_per_class(flat):
     assert colours.tolist() == [2, 2, 2, 0, 0, 0]
 
 
-def test_evaluation_shows_what_preprocess_shows(tmp_path):
+def test_evaluation_shows_what_preprocess_shows(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name in ("ant", "bee"):
         (tmp_path / "set" / name).mkdir(parents=True)
@@ -93,7 +97,9 @@ def test_evaluation_shows_what_preprocess_shows(tmp_path):
 @pytest.mark.parametrize("storage", ["cache", "stream"])
 @pytest.mark.parametrize("size", [16, (16, 24)])
 @pytest.mark.parametrize("test_size", [40, (24, 40)])
-def test_what_is_not_for_training_has_a_size_of_its_own(tmp_path, storage, size, test_size):
+def test_what_is_not_for_training_has_a_size_of_its_own(
+    tmp_path: Path, storage: str, size: int | tuple[int, int], test_size: int | tuple[int, int]
+) -> None:
     """As a source of that size shows it; training shows what it does without."""
     rng = np.random.default_rng(0)
     for name in ("ant", "bee"):
@@ -102,11 +108,11 @@ def test_what_is_not_for_training_has_a_size_of_its_own(tmp_path, storage, size,
             pixels = rng.integers(0, 256, (47 + i, 53, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "set" / name / f"{i}.png")
 
-    def splits(**sizes):
-        ask = {"shorter_side": 43, "storage": storage, "workers": 0}
+    def splits(**sizes: Any) -> Splits:
+        ask: dict[str, Any] = {"shorter_side": 43, "storage": storage, "workers": 0}
         return ImageFolder("set", **sizes, **ask).load(tmp_path, 0.25, 0)
 
-    def shown(images):
+    def shown(images: ImageSet) -> torch.Tensor:
         items = np.arange(len(images))
         return images.fetch(items, Draws(0, 0, items))
 
@@ -123,7 +129,7 @@ def test_what_is_not_for_training_has_a_size_of_its_own(tmp_path, storage, size,
     assert both.crop_pct == large.crop_pct == 40 / 43
 
 
-def test_a_network_takes_photos_at_the_size_that_it_is_tested_at(flat):
+def test_a_network_takes_photos_at_the_size_that_it_is_tested_at(flat: Path) -> None:
     half = (0.5, 0.5, 0.5)
     photos = ImageFolder("set", size=16, test_size=24)
     data = ImageData(photos, root=str(flat), val_fraction=0.25, mean=half, std=half)
@@ -135,7 +141,7 @@ def test_a_network_takes_photos_at_the_size_that_it_is_tested_at(flat):
     assert batch[0].shape == data.preprocess(photo).shape == (3, 24, 24)
 
 
-def test_training_shows_random_boxes_that_depend_on_the_draws(tmp_path):
+def test_training_shows_random_boxes_that_depend_on_the_draws(tmp_path: Path) -> None:
     """A photo whose colour is its coordinate: each crop shows where it was taken."""
     ramp = np.zeros((90, 120, 3), np.uint8)
     ramp[..., 0] = np.arange(120) * 2
@@ -162,7 +168,9 @@ def test_training_shows_random_boxes_that_depend_on_the_draws(tmp_path):
     torch.testing.assert_close(first, train.fetch(items[:5], Draws(0, 3, items[:5])))
 
 
-def test_unreadable_images_are_left_out_with_their_names_or_stop(flat, caplog):
+def test_unreadable_images_are_left_out_with_their_names_or_stop(
+    flat: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (flat / "set" / "bee" / "03.png").write_text("no image")
     (flat / "set" / "cat" / "05.png").write_bytes(b"")
     with caplog.at_level(logging.WARNING):
@@ -175,7 +183,9 @@ def test_unreadable_images_are_left_out_with_their_names_or_stop(flat, caplog):
         ImageFolder("set", size=32, corrupt="error").load(flat, 0.25, 0)
 
 
-def test_a_class_that_another_part_lacks_or_has_alone_is_a_line(tmp_path, caplog):
+def test_a_class_that_another_part_lacks_or_has_alone_is_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for part, classes in (("train", "abc"), ("val", "ab"), ("test", "abcd")):
         for name in classes:
             write(tmp_path / "set" / part / name, 2, (90, 0, 0))
@@ -193,8 +203,8 @@ def test_a_class_that_another_part_lacks_or_has_alone_is_a_line(tmp_path, caplog
         ImageFolder("set", size=16).load(tmp_path, 0.2, 0)
 
 
-def test_errors(flat, tmp_path):
-    def says(text, path="set", **options):
+def test_errors(flat: Path, tmp_path: Path) -> None:
+    def says(text: str, path: str = "set", **options: Any) -> None:
         with pytest.raises(DataError, match=text) as caught:
             ImageFolder(path, **options).load(flat, 0.1, 0)
         assert "\n" not in str(caught.value)
@@ -224,7 +234,7 @@ def test_errors(flat, tmp_path):
         ImageFolder("set", per_class=0)
 
 
-def test_imagenette(data_root, tmp_path):
+def test_imagenette(data_root: Path, tmp_path: Path) -> None:
     source = ImageFolder("imagenette", size=64, per_class=4, cache=str(tmp_path))
     splits = source.load(data_root, 0.25, 0)
     assert [len(part) for part in (splits.train, splits.val, splits.test)] == [30, 10, 40]
@@ -235,7 +245,7 @@ def test_imagenette(data_root, tmp_path):
     assert images.float().std() > 40
 
 
-def test_classes_of_imagenets_folders_have_names(tmp_path, data_root):
+def test_classes_of_imagenets_folders_have_names(tmp_path: Path, data_root: Path) -> None:
     write(tmp_path / "set" / "n03888257", 5, (50, 99, 0))
     write(tmp_path / "set" / "n02102040", 5, (0, 99, 0))
     splits = ImageFolder("set", size=32, names="imagenet").load(tmp_path, 0.2, 0)
@@ -252,13 +262,13 @@ def test_classes_of_imagenets_folders_have_names(tmp_path, data_root):
     assert sum(alike) > 980  # the file spells some of them anew
 
 
-def test_ids_that_share_a_name_are_told_apart():
+def test_ids_that_share_a_name_are_told_apart() -> None:
     assert imagenet_names(["n03126707"]) == ["crane"]
     both = ["n02012849", "n03126707", "n03445777"]
     assert imagenet_names(both) == ["crane (n02012849)", "crane (n03126707)", "golf ball"]
 
 
-def test_a_folder_that_is_no_imagenet_id_is_named(flat):
+def test_a_folder_that_is_no_imagenet_id_is_named(flat: Path) -> None:
     with pytest.raises(DataError, match="ant: expected a folder named by a WordNet id of ImageNet"):
         ImageFolder("set", size=32, names="imagenet").load(flat, 0.25, 0)
     with pytest.raises(DataError, match=r"n0144076: .* \(such as n01440764"):

@@ -4,7 +4,9 @@ import os
 import re
 import socket
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,8 +28,10 @@ linux = pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
 
 
 @pytest.mark.parametrize("name", ["x.png", "x.jpg", "x.eps"])
-def test_postscript_starts_no_program(tmp_path, monkeypatch, name):
-    def run(*args, **options):
+def test_postscript_starts_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def run(*args: Any, **options: Any) -> None:
         raise AssertionError("Ghostscript was started")
 
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", run)
@@ -36,7 +40,7 @@ def test_postscript_starts_no_program(tmp_path, monkeypatch, name):
         read_image(tmp_path / name)
 
 
-def test_images_are_opened_in_one_place():
+def test_images_are_opened_in_one_place() -> None:
     """By the list of formats; Pillow's own `open` would try every format that it knows."""
     package = Path(vision_attn.__file__).parent
     opening = [
@@ -46,7 +50,7 @@ def test_images_are_opened_in_one_place():
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
-def test_every_format_is_known_by_its_content(tmp_path, kind):
+def test_every_format_is_known_by_its_content(tmp_path: Path, kind: str) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (7, 11, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "photo", kind)
     with Image.open(tmp_path / "photo") as expected:
@@ -55,7 +59,7 @@ def test_every_format_is_known_by_its_content(tmp_path, kind):
 
 
 @pytest.fixture
-def odd(photos):
+def odd(photos: Path) -> Path:
     """The photos' folder with a pipe, a socket, two loops, a dead link and a link to a device."""
     os.mkfifo(photos / "pipe.png")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -81,13 +85,13 @@ def odd(photos):
         ("dead.png", "no such file: check the path"),
     ],
 )
-def test_only_regular_files_are_read(odd, name, message):
+def test_only_regular_files_are_read(odd: Path, name: str, message: str) -> None:
     with pytest.raises(ImageError, match=rf"{name}: .*{message}"):
         read_image(odd / name)
 
 
 @linux
-def test_a_loop_given_by_name_is_one_line(odd):
+def test_a_loop_given_by_name_is_one_line(odd: Path) -> None:
     message = r"a-loop.png: cannot be reached \(Too many levels of symbolic links\)"
     with pytest.raises(ImageError, match=message):
         find_images([odd / "a-loop.png"])
@@ -96,8 +100,13 @@ def test_a_loop_given_by_name_is_one_line(odd):
 @linux
 @pytest.mark.parametrize("command", ["explain", "score"])
 def test_odd_files_cost_a_line_each_and_the_rest_is_done(
-    odd, models, tmp_path, capsys, command, monkeypatch
-):
+    odd: Path,
+    models: Callable[[str], str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *args, **more: pytest.fail("started"))
     (odd / "script.png").write_bytes(POSTSCRIPT)
     words = [command, models("vit"), odd, "--method", "EdgeMap", "-o", tmp_path / "out"]
@@ -112,7 +121,7 @@ def test_odd_files_cost_a_line_each_and_the_rest_is_done(
 
 
 @pytest.fixture
-def giant(tmp_path):
+def giant(tmp_path: Path) -> Path:
     """A PNG of 13,300 x 13,300 pixels in a few kilobytes."""
     path = tmp_path / "giant.png"
     Image.new("1", (13_300, 13_300)).save(path)
@@ -120,7 +129,9 @@ def giant(tmp_path):
     return path
 
 
-def test_an_image_of_too_many_pixels_is_not_decoded(giant, monkeypatch):
+def test_an_image_of_too_many_pixels_is_not_decoded(
+    giant: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decoded = []
     load = Image.Image.load
     monkeypatch.setattr(Image.Image, "load", lambda image: decoded.append(image) or load(image))
@@ -132,7 +143,9 @@ def test_an_image_of_too_many_pixels_is_not_decoded(giant, monkeypatch):
     assert decoded == []
 
 
-def test_the_bound_on_pixels_is_the_users(photos, giant, monkeypatch):
+def test_the_bound_on_pixels_is_the_users(
+    photos: Path, giant: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pillows = Image.MAX_IMAGE_PIXELS
     monkeypatch.setenv("VISION_ATTN_MAX_PIXELS", str(331 * 401))
     assert read_image(photos / "cat.png").size == (401, 331)
@@ -145,13 +158,15 @@ def test_the_bound_on_pixels_is_the_users(photos, giant, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "many", "1e8", ""])
-def test_a_bound_that_is_none_is_one_line(monkeypatch, text):
+def test_a_bound_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("VISION_ATTN_MAX_PIXELS", text)
     with pytest.raises(ValueError, match="VISION_ATTN_MAX_PIXELS: expected a whole number above 0"):
         max_pixels()
 
 
-def test_max_pixels_on_the_command_line_holds_for_one_command(photos, models, tmp_path, capsys):
+def test_max_pixels_on_the_command_line_holds_for_one_command(
+    photos: Path, models: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["explain", models("vit"), str(photos), "--method", "EdgeMap"]
     words += ["--max-pixels", "2400", "-o", str(tmp_path / "out")]
     assert main(words) == 1
@@ -161,7 +176,9 @@ def test_max_pixels_on_the_command_line_holds_for_one_command(photos, models, tm
     assert max_pixels() == MOST_PIXELS
 
 
-def test_a_large_jpeg_is_decoded_small_enough_to_be_quick_and_large_enough_to_be_right(tmp_path):
+def test_a_large_jpeg_is_decoded_small_enough_to_be_quick_and_large_enough_to_be_right(
+    tmp_path: Path,
+) -> None:
     coarse = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
     photo = Image.fromarray(coarse).resize((1300, 900), Image.Resampling.BICUBIC)
     photo.save(tmp_path / "photo.jpg", quality=95)

@@ -1,6 +1,8 @@
 """Plain JPEGs: the pixels of Pillow, which reads all that is not plain."""
 
 import io
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ def photo(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray((np.asarray(smooth) + grain).clip(0, 255).astype(np.uint8))
 
 
-def encoded(image: Image.Image, kind: str = "JPEG", **options) -> bytes:
+def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
@@ -42,15 +44,16 @@ PLAIN = {
 
 @pytest.mark.parametrize("options", PLAIN.values(), ids=PLAIN)
 @pytest.mark.parametrize(("side", "reduced"), [(None, 1), (400, 1), (100, 2), (50, 4), (11, 8)])
-def test_pixels_are_pillows(options, side, reduced):
+def test_pixels_are_pillows(options: dict[str, Any], side: int | None, reduced: int) -> None:
     data = encoded(photo(613, 403), **options)
     assert jpeg_size(data) == (613, 403)
     found = plain_jpeg(data, side)
+    assert found is not None
     assert found.shape == (-(-403 // reduced), -(-613 // reduced), 3)
     np.testing.assert_array_equal(found, np.asarray(decode_image(data, "a.jpg", side)))
 
 
-def with_exif(orientation: int) -> dict:
+def with_exif(orientation: int) -> dict[str, Any]:
     exif = Image.Exif()
     exif[0x0112] = orientation
     return {"exif": exif}
@@ -75,11 +78,13 @@ def not_plain() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", not_plain())
-def test_all_else_is_left_to_pillow(name):
+def test_all_else_is_left_to_pillow(name: str) -> None:
     assert plain_jpeg(not_plain()[name]) is None
 
 
-def test_a_photo_of_too_many_pixels_is_left_to_what_names_it(monkeypatch):
+def test_a_photo_of_too_many_pixels_is_left_to_what_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     data = encoded(photo(61, 43))
     monkeypatch.setenv("VISION_ATTN_MAX_PIXELS", str(61 * 43))
     assert plain_jpeg(data) is not None
@@ -87,7 +92,7 @@ def test_a_photo_of_too_many_pixels_is_left_to_what_names_it(monkeypatch):
     assert plain_jpeg(data) is None
 
 
-def test_damage_within_the_picture_shows_as_in_pillow(capfd):
+def test_damage_within_the_picture_shows_as_in_pillow(capfd: pytest.CaptureFixture[str]) -> None:
     data = bytearray(encoded(photo(613, 403)))
     data[len(data) // 2 : len(data) // 2 + 40] = bytes(40)
     found = plain_jpeg(bytes(data))
@@ -95,7 +100,7 @@ def test_damage_within_the_picture_shows_as_in_pillow(capfd):
 
 
 @pytest.mark.parametrize("side", [13, 43, 90])
-def test_photos_are_as_if_pillow_read_them_all(tmp_path, side):
+def test_photos_are_as_if_pillow_read_them_all(tmp_path: Path, side: int) -> None:
     for name, data in {"plain": encoded(photo(61, 43)), **not_plain()}.items():
         (tmp_path / f"{name}.jpg").write_bytes(data)
     names = ["plain", "grey", "four inks", "turned", "with XMP", "several", "PNG"]

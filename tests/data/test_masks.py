@@ -2,6 +2,8 @@
 
 import re
 import unicodedata
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from vision_attn.data import ImageError, read_image
 from vision_attn.data.masks import Masks, read_mask, regions_of
 
 
-def files(folder, *names):
+def files(folder: Path, *names: Any) -> Path:
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -19,7 +21,7 @@ def files(folder, *names):
     return folder
 
 
-def found(folder, photos):
+def found(folder: Any, photos: dict[str, str]) -> dict[Any, Any]:
     masks = Masks(folder, photos)
     below = {photo: masks.of(photo) for photo in photos}
     return {
@@ -28,7 +30,7 @@ def found(folder, photos):
     }
 
 
-def test_a_mask_has_the_path_of_its_photo_and_its_exact_stem(tmp_path):
+def test_a_mask_has_the_path_of_its_photo_and_its_exact_stem(tmp_path: Path) -> None:
     masks = files(tmp_path, "circle/1.png", "square/1.tif", "cat.2.png", "2.png", "deep/er/3.png")
     photos = ["circle/1.jpg", "square/1.jpg", "cat.jpg", "cat.2.jpg", "circle/2.jpg", "er/3.jpg"]
     assert found(masks, {f"in/{name}": name for name in photos}) == {
@@ -41,14 +43,16 @@ def test_a_mask_has_the_path_of_its_photo_and_its_exact_stem(tmp_path):
     }
 
 
-def test_a_photo_named_itself_has_the_mask_of_as_much_of_its_path_as_there_is(tmp_path):
+def test_a_photo_named_itself_has_the_mask_of_as_much_of_its_path_as_there_is(
+    tmp_path: Path,
+) -> None:
     masks = files(tmp_path, "circle/1.png", "square/1.png", "3.png")
     photos = {f"in/{place}": place.split("/")[1] for place in ("circle/1.jpg", "square/1.jpg")}
     photos |= {"in/circle/3.jpg": "3.jpg", "in/star/1.jpg": "1.jpg"}
     assert list(found(masks, photos).values()) == ["circle/1.png", "square/1.png", "3.png", None]
 
 
-def test_doubles_are_refused_by_name_and_the_others_are_not(tmp_path):
+def test_doubles_are_refused_by_name_and_the_others_are_not(tmp_path: Path) -> None:
     masks = files(tmp_path, "a.png", "a.tif", "b.png", "c.png")
     photos = {f"in/{name}": name for name in ("a.jpg", "b.jpg", "b.webp", "c.jpg")}
     assert list(found(masks, photos).values()) == [None, None, None, "c.png"]
@@ -61,12 +65,12 @@ def test_doubles_are_refused_by_name_and_the_others_are_not(tmp_path):
     ]
 
 
-def test_two_photos_of_one_name_in_two_folders_share_no_mask(tmp_path):
+def test_two_photos_of_one_name_in_two_folders_share_no_mask(tmp_path: Path) -> None:
     masks = files(tmp_path, "1.png")
     assert set(found(masks, {"circle/1.jpg": "1.jpg", "square/1.jpg": "1.jpg"}).values()) == {None}
 
 
-def test_a_photo_is_not_its_own_mask(tmp_path):
+def test_a_photo_is_not_its_own_mask(tmp_path: Path) -> None:
     folder = files(tmp_path, "a.png", "b.png")
     assert found(folder, {f"{folder}/a.png": "a.png", f"{folder}/b.jpg": "b.jpg"}) == {
         f"{folder}/a.png": None,
@@ -74,7 +78,7 @@ def test_a_photo_is_not_its_own_mask(tmp_path):
     }
 
 
-def test_letters_may_be_written_either_way(tmp_path):
+def test_letters_may_be_written_either_way(tmp_path: Path) -> None:
     composed, apart = (unicodedata.normalize(form, "été") for form in ("NFC", "NFD"))
     masks = files(tmp_path, f"{apart}.png")
     assert list(found(masks, {f"in/{composed}.jpg": f"{composed}.jpg"}).values()) == [
@@ -95,7 +99,7 @@ def square(*counts: tuple[int, int]) -> np.ndarray:
 
 @pytest.mark.parametrize("number", [1, 7, 20])
 @pytest.mark.parametrize("count", [1, 3, 17])
-def test_a_few_stray_pixels_do_not_make_the_object_a_border(number, count):
+def test_a_few_stray_pixels_do_not_make_the_object_a_border(number: int, count: int) -> None:
     values = square((number, count))
     inside, ignored, note = regions_of(values)
     np.testing.assert_array_equal(inside, values == 255)
@@ -105,7 +109,7 @@ def test_a_few_stray_pixels_do_not_make_the_object_a_border(number, count):
     assert "255 is taken as the object" in note
 
 
-def test_where_numbers_are_many_or_hang_together_255_is_a_border():
+def test_where_numbers_are_many_or_hang_together_255_is_a_border() -> None:
     many = square((3, 40))
     blob = square()
     blob[0:4, 0:4] = 5
@@ -116,7 +120,7 @@ def test_where_numbers_are_many_or_hang_together_255_is_a_border():
         assert note == ""
 
 
-def test_a_small_object_of_pascal_voc_keeps_its_border():
+def test_a_small_object_of_pascal_voc_keeps_its_border() -> None:
     """3 x 3 pixels in a border of five all around."""
     values = np.zeros((40, 40), np.uint8)
     values[10:23, 10:23] = 255
@@ -126,7 +130,7 @@ def test_a_small_object_of_pascal_voc_keeps_its_border():
     np.testing.assert_array_equal(ignored, values == 255)
 
 
-def test_what_was_decided_is_said_once(tmp_path, caplog):
+def test_what_was_decided_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Image.fromarray(square((9, 2))).save(tmp_path / "a.png")
     for _ in range(2):
         read_mask(tmp_path / "a.png", (40, 40))
@@ -134,7 +138,7 @@ def test_what_was_decided_is_said_once(tmp_path, caplog):
     assert line.startswith(f"{tmp_path / 'a.png'}: 2 stray pixels")
 
 
-def test_other_masks_are_refused_in_a_line(tmp_path):
+def test_other_masks_are_refused_in_a_line(tmp_path: Path) -> None:
     for image, size, told in [
         (Image.new("RGB", (5, 3)), (5, 3), "expected a mask with one number per pixel (a grey or"),
         (Image.new("L", (5, 3), 1), (3, 5), "the mask is 5 x 3, its image 3 x 5: save it at"),
@@ -149,7 +153,9 @@ def test_other_masks_are_refused_in_a_line(tmp_path):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_mask_drawn_before_its_photo_was_turned_is_turned_with_it(orientation, tmp_path):
+def test_a_mask_drawn_before_its_photo_was_turned_is_turned_with_it(
+    orientation: int, tmp_path: Path
+) -> None:
     """The corner that is white in the photo is the object, whichever way EXIF turns both."""
     stored = np.zeros((8, 16, 3), np.uint8)
     stored[:3, :5] = 255

@@ -1,5 +1,8 @@
 """Transforms of one's own: a map lands on the photo where it is known to be, to the pixel."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import timm
@@ -18,14 +21,14 @@ END = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
 SIZES = [(400, 300), (211, 377), (96, 97), (1600, 900)]
 
 
-def shorter(size, side):
+def shorter(size: tuple[int, int], side: int) -> tuple[int, int]:
     """Of a resize of the shorter side: W and H."""
     W, H = size
     return (side, int(side * H / W)) if W < H else (int(side * W / H), side)
 
 
-def crop_of(side, crop):
-    def box(size):
+def crop_of(side: int, crop: int) -> Callable[..., Any]:
+    def box(size: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
         W, H = size
         w, h = shorter(size, side)
         left, top = round((w - crop) / 2), round((h - crop) / 2)
@@ -34,16 +37,16 @@ def crop_of(side, crop):
     return box
 
 
-def whole(size):
+def whole(size: tuple[int, int]) -> tuple[Any, ...]:
     return 0, 0, *size
 
 
-def letterbox(image):
+def letterbox(image: Image.Image) -> Image.Image:
     """Fit into 64 x 64, centred, on grey."""
     return ImageOps.pad(image, (64, 64), Image.Resampling.BILINEAR, color=(114, 114, 114))
 
 
-def letterbox_of(size):
+def letterbox_of(size: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
     W, H = size
     scale = 64 / max(W, H)
     w, h = round(W * scale), round(H * scale)
@@ -51,8 +54,8 @@ def letterbox_of(size):
     return -left * W / w, -top * H / h, (64 - left) * W / w, (64 - top) * H / h
 
 
-def centre_of(side):
-    def box(size):
+def centre_of(side: int) -> Callable[..., Any]:
+    def box(size: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
         W, H = size
         left, top = round((W - side) / 2), round((H - side) / 2)
         return left, top, left + side, top + side
@@ -60,8 +63,8 @@ def centre_of(side):
     return box
 
 
-def padded_of(pad):
-    def box(size):
+def padded_of(pad: int) -> Callable[..., Any]:
+    def box(size: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
         W, H = size
         across, down = pad * W / 64, pad * H / 64
         return -across, -down, W + across, H + down
@@ -69,7 +72,7 @@ def padded_of(pad):
     return box
 
 
-def tensors(image):
+def tensors(image: torch.Tensor) -> torch.Tensor:
     return F.interpolate(image[None], (64, 48), mode="bilinear", antialias=True)[0]
 
 
@@ -139,7 +142,7 @@ UPRIGHT = {
 
 
 @pytest.mark.parametrize("name", UPRIGHT)
-def test_what_is_seen_is_measured_to_the_pixel(name):
+def test_what_is_seen_is_measured_to_the_pixel(name: str) -> None:
     transform, true = UPRIGHT[name]
     measured = MeasuredTransform(transform)
     for size in SIZES:
@@ -150,7 +153,7 @@ def test_what_is_seen_is_measured_to_the_pixel(name):
         assert box == pytest.approx(wanted, abs=max(0.5, 0.25 * cell)), size
 
 
-def spot(size, x, y):
+def spot(size: tuple[int, int], x: int, y: int) -> Image.Image:
     """A photo with a bright spot around a place."""
     W, H = size
     row, column = np.mgrid[0:H, 0:W] + 0.5
@@ -178,7 +181,7 @@ TURNED = {
 
 
 @pytest.mark.parametrize("name", TURNED)
-def test_a_spot_comes_back_to_its_place(name):
+def test_a_spot_comes_back_to_its_place(name: str) -> None:
     measured, size = MeasuredTransform(TURNED[name]), (400, 300)
     for x, y in ((130, 100), (270, 180), (200, 150)):
         seen = measured(spot(size, x, y)).mean(0).numpy()
@@ -201,7 +204,7 @@ def test_a_spot_comes_back_to_its_place(name):
         measured.box(size)
 
 
-def test_an_upright_transform_is_that_of_a_preprocess():
+def test_an_upright_transform_is_that_of_a_preprocess() -> None:
     """Maps, masks and boxes go the way that the class with the same geometry goes."""
     measured = MeasuredTransform(v1.Compose([v1.Resize(72), v1.CenterCrop(64), *END]))
     known = Preprocess((64, 64), MEAN, STD, crop_pct=64 / 72)
@@ -223,7 +226,7 @@ def test_an_upright_transform_is_that_of_a_preprocess():
     )
 
 
-def test_no_map_lies_beside_the_photo_where_the_transform_pads():
+def test_no_map_lies_beside_the_photo_where_the_transform_pads() -> None:
     measured = MeasuredTransform(v1.Compose([letterbox, *END]))
     laid = measured.to_original(torch.rand(8, 8).numpy(), (400, 200))
     assert not np.isnan(laid).any()
@@ -231,7 +234,7 @@ def test_no_map_lies_beside_the_photo_where_the_transform_pads():
     assert np.isnan(cropped.to_original(torch.rand(8, 8).numpy(), (400, 200))).mean() > 0.4
 
 
-def test_a_transform_of_many_channels_takes_tensors():
+def test_a_transform_of_many_channels_takes_tensors() -> None:
     measured = MeasuredTransform(
         v2.Compose(
             [
@@ -253,7 +256,7 @@ def test_a_transform_of_many_channels_takes_tensors():
 class Swirl:
     """A change of places that is no projection."""
 
-    def __call__(self, image):
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
         pixels = functional.to_tensor(image.resize((64, 64)))
         v, u = torch.meshgrid(torch.linspace(-1, 1, 64), torch.linspace(-1, 1, 64), indexing="ij")
         angle = 2 * torch.exp(-(u**2 + v**2) * 2)
@@ -287,13 +290,15 @@ class Swirl:
         (lambda image: torch.zeros(32, 32), "gives 32 x 32: expected a tensor"),
     ],
 )
-def test_a_transform_that_does_not_do_is_refused_in_a_line(transform, message):
+def test_a_transform_that_does_not_do_is_refused_in_a_line(
+    transform: Callable[..., Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         MeasuredTransform(transform)
     assert "\n" not in str(caught.value)
 
 
-def test_a_geometry_there_and_back():
+def test_a_geometry_there_and_back() -> None:
     turn = Geometry(np.array([[0.0, -2, 90], [3, 0.1, 4], [1e-3, 0, 1]]))
     u, v = np.random.default_rng(0).random((2, 7)) * 60
     back = turn.on_input(*turn.on_photo(u, v))
@@ -302,7 +307,7 @@ def test_a_geometry_there_and_back():
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-def test_channels_are_kept(count):
+def test_channels_are_kept(count: int) -> None:
     array = np.random.default_rng(0).integers(0, 256, (5, 6, count), np.uint8)
     image = image_of_array(array)
     assert (image.size, image.mode) == ((6, 5), "RGB")
@@ -314,7 +319,7 @@ def test_channels_are_kept(count):
         channels_of(image, 5)
 
 
-def test_bands_of_an_image_are_channels_where_the_network_has_as_many():
+def test_bands_of_an_image_are_channels_where_the_network_has_as_many() -> None:
     rgba = Image.new("RGBA", (6, 5), (10, 20, 30, 40))
     assert channels_of(rgba, 4)[:, 0, 0].tolist() == [10, 20, 30, 40]
     assert channels_of(Image.new("RGB", (6, 5), (10, 20, 30)), 1)[0, 0, 0] == 18  # ITU-R 601
@@ -330,14 +335,16 @@ def test_bands_of_an_image_are_channels_where_the_network_has_as_many():
         (lambda: image_of_array(np.zeros((0, 4, 3), np.uint8)), "must not be empty"),
     ],
 )
-def test_arrays_that_are_no_photos_are_refused(make, message):
+def test_arrays_that_are_no_photos_are_refused(
+    make: Callable[..., Image.Image], message: str
+) -> None:
     torch.manual_seed(0)
     with pytest.raises(ValueError, match=message):
         make()
 
 
 @pytest.mark.parametrize("count", [1, 4, 5])
-def test_a_preprocess_of_other_channels_resizes_each_as_it_does_colours(count):
+def test_a_preprocess_of_other_channels_resizes_each_as_it_does_colours(count: int) -> None:
     rng = np.random.default_rng(0)
     array = rng.integers(0, 256, (41, 60, count), np.uint8)
     mean, std = tuple(np.linspace(0.3, 0.6, count)), tuple(np.linspace(0.1, 0.4, count))

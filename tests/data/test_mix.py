@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from vision_attn.data import CutMix, Mixup
+from vision_attn.data import CutMix, Mix, Mixup
 from vision_attn.data.draws import Draws
 
 
@@ -14,7 +14,7 @@ def batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("count", [1, 2, 101])
 @pytest.mark.parametrize("mix", [Mixup(), CutMix(), Mixup(0.2), CutMix(0.4)])
-def test_labels_are_mixed_in_the_images_shares(mix, count):
+def test_labels_are_mixed_in_the_images_shares(mix: Mix, count: int) -> None:
     images, targets = batch(count)
     mixed, shares = mix(images, targets, Draws(0, 0, np.arange(count)))
     torch.testing.assert_close(shares.sum(1), torch.ones(count))
@@ -28,7 +28,7 @@ def test_labels_are_mixed_in_the_images_shares(mix, count):
     )
 
 
-def test_mixup_mixes_pixels_and_cutmix_pastes_a_box():
+def test_mixup_mixes_pixels_and_cutmix_pastes_a_box() -> None:
     images, targets = batch(100)
     draws = Draws(0, 0, np.arange(100))
     mixed, shares = Mixup()(images, targets, draws)
@@ -40,7 +40,7 @@ def test_mixup_mixes_pixels_and_cutmix_pastes_a_box():
     assert (pasted == pasted.round()).all()
 
 
-def test_shares_follow_the_beta_distribution():
+def test_shares_follow_the_beta_distribution() -> None:
     images = torch.zeros(4000, 1, 1, 1)
     targets = torch.eye(2).repeat(2000, 1)
     _, shares = Mixup(0.4)(images, targets, Draws(0, 0, np.arange(4000)))
@@ -49,7 +49,7 @@ def test_shares_follow_the_beta_distribution():
     assert own.var() == pytest.approx(1 / (4 * (2 * 0.4 + 1)), abs=0.01)
 
 
-def test_probability():
+def test_probability() -> None:
     images, targets = batch(1000)
     _, shares = Mixup(p=0.25)(images, targets, Draws(0, 0, np.arange(1000)))
     assert 0.2 < (shares.diagonal() < 1).float().mean() < 0.3
@@ -58,7 +58,7 @@ def test_probability():
     assert torch.equal(shares, targets)
 
 
-def test_errors():
+def test_errors() -> None:
     with pytest.raises(ValueError, match="alpha must be positive"):
         Mixup(0.0)
     with pytest.raises(ValueError, match=r"p in 0\.\.1"):

@@ -1,11 +1,14 @@
 import copy
 import itertools
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
+from torch.optim.sgd import SGD
 
 from vision_attn.data import (
     CutMix,
@@ -23,7 +26,7 @@ from vision_attn.data.module import channel_statistics
 from vision_attn.data.tensors import Batch, Batches, InOrder
 
 
-def planted(**options) -> ImageData:
+def planted(**options: Any) -> ImageData:
     source = Planted(16, train=60, val=20, test=20)
     return ImageData(source, batch_size=16, augment=[Flip(), Translate(2)], **options)
 
@@ -36,37 +39,37 @@ class Watcher(LightningModule):
         self.head = torch.nn.Linear(3, 10)
         self.fed: list[tuple[str, torch.Tensor, torch.Tensor]] = []
 
-    def loss(self, batch, stage):
+    def loss(self, batch: Any, stage: str) -> torch.Tensor:
         images, labels = batch
         self.fed.append((stage, images, labels))
         return torch.nn.functional.cross_entropy(self.head(images.mean((2, 3))), labels)
 
-    def training_step(self, batch, index):
+    def training_step(self, batch: Any, index: Any) -> torch.Tensor:
         return self.loss(batch, "train")
 
-    def validation_step(self, batch, index):
+    def validation_step(self, batch: Any, index: Any) -> None:
         self.loss(batch, "val")
 
-    def test_step(self, batch, index):
+    def test_step(self, batch: Any, index: Any) -> None:
         self.loss(batch, "test")
 
-    def predict_step(self, batch, index):
+    def predict_step(self, batch: Any, index: Any) -> list[Any]:
         images, paths = batch
         return list(zip(paths, images, strict=True))
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> SGD:
         assert self.trainer.estimated_stepping_batches > 0  # as a schedule asks before it starts
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def trainer(tmp_path, **options) -> Trainer:
+def trainer(tmp_path: Path, **options: Any) -> Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     return Trainer(
         default_root_dir=tmp_path, accelerator="cpu", num_sanity_val_steps=0, **(quiet | options)
     )
 
 
-def test_fit_shows_every_training_image_once_an_epoch_augmented(tmp_path):
+def test_fit_shows_every_training_image_once_an_epoch_augmented(tmp_path: Path) -> None:
     model, data = Watcher(), planted()
     trainer(tmp_path, max_epochs=2, enable_checkpointing=False).fit(model, data)
     train = [fed for fed in model.fed if fed[0] == "train"]
@@ -79,15 +82,16 @@ def test_fit_shows_every_training_image_once_an_epoch_augmented(tmp_path):
     shown = torch.cat([images for _, images, _ in val[:2]])
     torch.testing.assert_close(shown, torch.cat([images for _, images, _ in val[2:]]))
     mean, std = torch.tensor(data.mean)[:, None, None], torch.tensor(data.std)[:, None, None]
-    stored = data.splits.val.images.float() / 255
+    held: Any = data.splits.val
+    stored = held.images.float() / 255
     torch.testing.assert_close(shown * std + mean, stored, atol=1e-5, rtol=0)
     everything = torch.cat([images for _, images, _ in train])
     assert everything.mean((0, 2, 3)).abs().max() < 0.1
     assert (everything.std((0, 2, 3)) - 1).abs().max() < 0.1
 
 
-def test_the_same_seed_gives_the_same_batches(tmp_path):
-    def fed(**options):
+def test_the_same_seed_gives_the_same_batches(tmp_path: Path) -> None:
+    def fed(**options: Any) -> torch.Tensor:
         model = Watcher()
         trainer(tmp_path, max_epochs=1, enable_checkpointing=False).fit(model, planted(**options))
         return torch.cat([images for stage, images, _ in model.fed if stage == "train"])
@@ -100,14 +104,14 @@ def test_the_same_seed_gives_the_same_batches(tmp_path):
 
 @pytest.mark.parametrize("steps", [2, 4, 6])
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_a_resumed_run_sees_what_the_whole_run_saw(tmp_path, steps):
+def test_a_resumed_run_sees_what_the_whole_run_saw(tmp_path: Path, steps: int) -> None:
     """Stopped in the middle of an epoch and, after 4 steps, at the end of one."""
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     start = Watcher()
     whole = copy.deepcopy(start)
 
-    def saver(folder):
+    def saver(folder: str) -> ModelCheckpoint:
         return ModelCheckpoint(tmp_path / folder, every_n_train_steps=steps, save_top_k=-1)
 
     trainer(tmp_path, max_epochs=3, callbacks=[saver("ckpt")]).fit(whole, planted())
@@ -126,7 +130,7 @@ def test_a_resumed_run_sees_what_the_whole_run_saw(tmp_path, steps):
     assert torch.equal(resumed.head.weight, whole.head.weight)
 
 
-def test_mixing_makes_labels_shares(tmp_path):
+def test_mixing_makes_labels_shares(tmp_path: Path) -> None:
     model = Watcher()
     data = planted(mix=[Mixup(p=0.5), CutMix(p=0.5)])
     trainer(tmp_path, max_epochs=1, enable_checkpointing=False).fit(model, data)
@@ -138,7 +142,7 @@ def test_mixing_makes_labels_shares(tmp_path):
             assert labels.ndim == 1
 
 
-def test_test_and_two_processes(tmp_path):
+def test_test_and_two_processes(tmp_path: Path) -> None:
     model, data = Watcher(), planted()
     trainer(tmp_path).test(model, data, verbose=False)
     assert torch.cat([labels for _, _, labels in model.fed]).tolist() == [*range(10), *range(10)]
@@ -146,7 +150,7 @@ def test_test_and_two_processes(tmp_path):
     class Place:
         world_size, training = 2, True
 
-        def __init__(self, rank):
+        def __init__(self, rank: int) -> None:
             self.global_rank = rank
             self.strategy = type("Strategy", (), {"root_device": torch.device("cpu")})
 
@@ -154,7 +158,7 @@ def test_test_and_two_processes(tmp_path):
     for rank in range(2):
         data = planted()
         data.setup("fit")
-        data.trainer = Place(rank)
+        data.trainer = cast(Any, Place(rank))
         shares.append([data.for_training(batch) for batch in data.train_dataloader()])
     data = ImageData(data.source, batch_size=32, augment=data.augment)
     data.setup("fit")
@@ -165,7 +169,7 @@ def test_test_and_two_processes(tmp_path):
 
 
 @pytest.mark.parametrize("size", [(5, 7), (199, 251)])  # many, and two, to a part
-def test_images_are_normalised_by_mean_and_std(size):
+def test_images_are_normalised_by_mean_and_std(size: tuple[int, int]) -> None:
     mean, std = (0.3, 0.4, 0.5), (0.1, 0.2, 0.3)
     data = ImageData(planted().source, mean=mean, std=std)
     data.setup("fit")
@@ -177,7 +181,9 @@ def test_images_are_normalised_by_mean_and_std(size):
     torch.testing.assert_close(found, expected.float(), atol=3e-6, rtol=0)
 
 
-def test_predict_reads_files_with_the_checkpoints_preprocessing(tmp_path, caplog):
+def test_predict_reads_files_with_the_checkpoints_preprocessing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fitted = planted()
     run = trainer(tmp_path, max_epochs=1)
     run.fit(Watcher(), fitted)
@@ -189,24 +195,25 @@ def test_predict_reads_files_with_the_checkpoints_preprocessing(tmp_path, caplog
     (photos / "2.jpg").write_text("no image")
 
     class Missing(Planted):
-        def load(self, root, val_fraction, seed):
+        def load(self, root: Path, val_fraction: Any, seed: int) -> Any:
             raise AssertionError("prediction asked for the training data")
 
     data = ImageData(Missing(16), batch_size=2, predict=[str(photos)])
     out = trainer(tmp_path).predict(
         Watcher(), data, ckpt_path=tmp_path / "run.ckpt", weights_only=True
     )
-    shown = dict(itertools.chain.from_iterable(out))
+    shown = dict(itertools.chain.from_iterable(cast(Any, out)))
     assert sorted(shown) == [str(photos / f"{i}.png") for i in range(5)]
     torch.testing.assert_close(shown[str(photos / "3.png")], fitted.preprocess(photos / "3.png"))
     assert f"{photos / '2.jpg'}: expected an image" in caplog.text
     assert data.classes == fitted.classes
 
 
-def test_statistics_classes_and_weights():
+def test_statistics_classes_and_weights() -> None:
     data = planted()
     data.setup("fit")
-    pixels = data.splits.train.images.double() / 255
+    train: Any = data.splits.train
+    pixels = train.images.double() / 255
     torch.testing.assert_close(torch.tensor(data.mean).double(), pixels.mean((0, 2, 3)))
     std = pixels.std((0, 2, 3), correction=0)
     torch.testing.assert_close(torch.tensor(data.std).double(), std)
@@ -223,7 +230,7 @@ def test_statistics_classes_and_weights():
 
 
 @pytest.mark.parametrize("value", [0, 7, 29, 255])
-def test_a_channel_that_is_the_same_everywhere_is_centred(value):
+def test_a_channel_that_is_the_same_everywhere_is_centred(value: int) -> None:
     """As in microscopy with two dyes; 7 and 29 are not exact as shares of 255."""
     pixels = torch.randint(0, 256, (60, 3, 16, 16), dtype=torch.uint8)
     pixels[:, 1] = value
@@ -243,7 +250,7 @@ def test_a_channel_that_is_the_same_everywhere_is_centred(value):
     assert normalised[:, 0].std() == pytest.approx(1, abs=1e-3)
 
 
-def test_errors(tmp_path):
+def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         ImageData(Planted(), batch_size=0)
     with pytest.raises(ValueError, match="val_fraction must be"):
@@ -258,7 +265,7 @@ def test_errors(tmp_path):
         data.load_state_dict({"classes": ["ant", "bee"], "preprocess": {}})
 
 
-def test_a_config_names_its_parts_by_class_path():
+def test_a_config_names_its_parts_by_class_path() -> None:
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
@@ -275,7 +282,8 @@ def test_a_config_names_its_parts_by_class_path():
     )
     data = parser.instantiate_classes(config).data
     assert isinstance(data, ImageData)
-    assert data.source.size == (16, 24)
+    images: Any = data.source
+    assert images.size == (16, 24)
     assert data.augment[0].p == 0.25
     assert isinstance(data.mix[0], CutMix)
-    assert np.prod(data.source.size) == 384
+    assert np.prod(images.size) == 384

@@ -2,7 +2,9 @@
 
 import logging
 import os
-from pathlib import PurePath
+from collections.abc import Callable
+from pathlib import Path, PurePath
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +17,13 @@ from vision_attn.data.listing import Tree, walk
 from vision_attn.data.split_names import part_of, split_folders
 
 
-def write(folder, count=2, colour=(9, 9, 9)):
+def write(folder: Path, count: int = 2, colour: tuple[int, int, int] = (9, 9, 9)) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for i in range(count):
         Image.new("RGB", (20, 20), colour).save(folder / f"{i}.png")
 
 
-def two_classes(folder, count=2):
+def two_classes(folder: Path, count: int = 2) -> None:
     for name in ("cat", "dog"):
         write(folder / name, count)
 
@@ -38,7 +40,9 @@ def two_classes(folder, count=2):
         ("trainset", "ValSet", "testdata"),
     ],
 )
-def test_parts_are_known_by_their_usual_names(tmp_path, caplog, train, val, test):
+def test_parts_are_known_by_their_usual_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, train: str, val: str, test: str
+) -> None:
     for name, count in ((train, 5), (val, 3), (test, 2)):
         two_classes(tmp_path / "set" / name, count)
     caplog.set_level(logging.INFO, "vision_attn.data.split_names")
@@ -50,7 +54,9 @@ def test_parts_are_known_by_their_usual_names(tmp_path, caplog, train, val, test
 
 
 @pytest.mark.parametrize("name", ["valid", "Val", "validation", "dev", "test", "Eval"])
-def test_one_part_beside_train_is_the_test_set(tmp_path, name, caplog):
+def test_one_part_beside_train_is_the_test_set(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "vision_attn.data.split_names")
     two_classes(tmp_path / "set" / "train", 5)
     two_classes(tmp_path / "set" / name, 3)
@@ -63,18 +69,18 @@ def test_one_part_beside_train_is_the_test_set(tmp_path, name, caplog):
 
 
 @pytest.mark.parametrize("name", ["trains", "values", "tested", "development", "cat", "2017", ""])
-def test_other_names_are_no_parts(name):
+def test_other_names_are_no_parts(name: str) -> None:
     assert part_of(name) is None
 
 
-def test_two_folders_for_one_part_are_refused(tmp_path):
+def test_two_folders_for_one_part_are_refused(tmp_path: Path) -> None:
     for name in ("train", "val", "Valid"):
         two_classes(tmp_path / "set" / name)
     with pytest.raises(DataError, match="Valid/ and val/ both name the validation images: rename"):
         ImageFolder("set", size=16).load(tmp_path, 0.2, 0)
 
 
-def test_parts_without_training_images_are_refused(tmp_path):
+def test_parts_without_training_images_are_refused(tmp_path: Path) -> None:
     for name in ("val", "test"):
         two_classes(tmp_path / "set" / name)
     with pytest.raises(
@@ -84,7 +90,9 @@ def test_parts_without_training_images_are_refused(tmp_path):
     assert set(split_folders(tmp_path / "set")) == {"val", "test"}  # enough to be scored
 
 
-def test_classes_beside_parts_are_refused_or_named(tmp_path, caplog):
+def test_classes_beside_parts_are_refused_or_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """cat/ and dog/, and in val/ the same again; then photos beside train/ and val/."""
     two_classes(tmp_path / "set")
     two_classes(tmp_path / "set" / "val")
@@ -99,7 +107,9 @@ def test_classes_beside_parts_are_refused_or_named(tmp_path, caplog):
     assert "images in them are not used" in caplog.text
 
 
-def test_folders_without_images_beside_parts_are_none_of_our_business(tmp_path, caplog):
+def test_folders_without_images_beside_parts_are_none_of_our_business(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     two_classes(tmp_path / "set" / "train")
     two_classes(tmp_path / "set" / "val")
     (tmp_path / "set" / "labels").mkdir()
@@ -108,7 +118,9 @@ def test_folders_without_images_beside_parts_are_none_of_our_business(tmp_path, 
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-def test_a_class_named_train_is_a_class_and_that_is_said(tmp_path, caplog):
+def test_a_class_named_train_is_a_class_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("bus", "train", "tram"):
         write(tmp_path / "set" / name, 5)
     splits = ImageFolder("set", size=16).load(tmp_path, 0.2, 0)
@@ -116,13 +128,24 @@ def test_a_class_named_train_is_a_class_and_that_is_said(tmp_path, caplog):
     assert "train/ taken as a class, as bus/, tram/" in caplog.text
 
 
-SAVED = {"JPEG": {}, "PNG": {}, "WEBP": {}, "GIF": {}, "BMP": {}, "TIFF": {}, "PPM": {}, "AVIF": {}}
+SAVED: dict[str, dict[str, Any]] = {
+    "JPEG": {},
+    "PNG": {},
+    "WEBP": {},
+    "GIF": {},
+    "BMP": {},
+    "TIFF": {},
+    "PPM": {},
+    "AVIF": {},
+}
 SAVED |= {"JPEG2000": {}}
 
 
 @pytest.mark.parametrize("kind", SAVED)
 @pytest.mark.parametrize("name", ["photo.{}", "photo.xyz", "photo", "photo.bak", "a.b.c"])
-def test_an_image_in_a_folder_is_found_whatever_it_is_called(tmp_path, kind, name):
+def test_an_image_in_a_folder_is_found_whatever_it_is_called(
+    tmp_path: Path, kind: str, name: str
+) -> None:
     suffixes = {"JPEG": "jfif", "JPEG2000": "jp2", "PPM": "pnm"}
     path = tmp_path / name.format(suffixes.get(kind, kind.lower()))
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
@@ -138,7 +161,7 @@ HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40)
 
 
 @pytest.fixture
-def mixed(tmp_path):
+def mixed(tmp_path: Path) -> Path:
     """Two images; files that are none, in two folders; side files; hidden ones; a pipe."""
     write(tmp_path / "in" / "sub", 2)
     for name, content in {
@@ -155,7 +178,9 @@ def mixed(tmp_path):
 @pytest.mark.parametrize(
     "listed", [lambda f: find_images([f]), lambda f: list(walk(f)), lambda f: Tree(f).files()]
 )
-def test_what_is_passed_over_is_one_line_with_a_count_a_suffix(mixed, caplog, listed):
+def test_what_is_passed_over_is_one_line_with_a_count_a_suffix(
+    mixed: Path, caplog: pytest.LogCaptureFixture, listed: Callable[..., list[Path | str]]
+) -> None:
     assert len(listed(mixed)) == 2
     (line,) = [record.getMessage() for record in caplog.records]
     count = 8 if hasattr(os, "mkfifo") else 7
@@ -169,7 +194,9 @@ def test_what_is_passed_over_is_one_line_with_a_count_a_suffix(mixed, caplog, li
     assert line.endswith(": pip install pillow-heif reads HEIC and HEIF")
 
 
-def test_a_later_start_by_the_index_says_it_again(mixed, caplog, tmp_path):
+def test_a_later_start_by_the_index_says_it_again(
+    mixed: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     for _ in range(2):
         tree = Tree(mixed, tmp_path / "index.json")
         tree._known = {k: (os.stat(mixed / k).st_mtime_ns, *v[1:]) for k, v in tree._known.items()}
@@ -180,20 +207,22 @@ def test_a_later_start_by_the_index_says_it_again(mixed, caplog, tmp_path):
     assert caplog.records[0].getMessage() == caplog.records[1].getMessage()
 
 
-def test_a_heic_named_itself_says_which_package_reads_it(mixed):
+def test_a_heic_named_itself_says_which_package_reads_it(mixed: Path) -> None:
     with pytest.raises(
         ImageError, match=r"c\.heic: .*got HEIC \(pip install pillow-heif reads it\)"
     ):
         read_image(mixed / "c.heic")
 
 
-def test_texts_that_begin_like_images_are_none():
+def test_texts_that_begin_like_images_are_none() -> None:
     for text in (b"BMW", b"P5 is", b"GIF is", b"II. Act", b"MM", b"RIFFraff", b"", b"\xff\xd8"):
         assert image_format(text) is None
 
 
 @pytest.mark.parametrize("name", ["__MACOSX", "@eaDir", "$RECYCLE.BIN", ".ipynb_checkpoints"])
-def test_folders_that_systems_leave_are_no_classes_and_hold_no_photos(name, tmp_path):
+def test_folders_that_systems_leave_are_no_classes_and_hold_no_photos(
+    name: str, tmp_path: Path
+) -> None:
     for place in ("cat", "dog", name):
         (tmp_path / place).mkdir()
         for i in range(4):
@@ -204,7 +233,9 @@ def test_folders_that_systems_leave_are_no_classes_and_hold_no_photos(name, tmp_
     assert {PurePath(path).parent.name for path in walk(tmp_path)} == {"cat", "dog"}
 
 
-def test_folders_that_all_hold_the_same_folders_are_said_to_be_taken_as_classes(tmp_path, caplog):
+def test_folders_that_all_hold_the_same_folders_are_said_to_be_taken_as_classes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for fold in ("fold1", "fold2"):
         two_classes(tmp_path / fold, 4)
     splits = ImageFolder(str(tmp_path), size=16).load(tmp_path, val_fraction=0.25, seed=0)
@@ -213,14 +244,16 @@ def test_folders_that_all_hold_the_same_folders_are_said_to_be_taken_as_classes(
     assert told in caplog.text
 
 
-def test_one_folder_around_all_is_named(tmp_path):
+def test_one_folder_around_all_is_named(tmp_path: Path) -> None:
     two_classes(tmp_path / "data")
     with pytest.raises(DataError, match=rf"got 1 \(data\); is it {tmp_path / 'data'}\?"):
         ImageFolder(str(tmp_path), size=16).load(tmp_path, val_fraction=0.25, seed=0)
 
 
 @pytest.mark.parametrize("suffix", [".nef", ".CR2", ".dng"])
-def test_raw_data_of_cameras_are_not_taken_for_their_preview(suffix, tmp_path, caplog):
+def test_raw_data_of_cameras_are_not_taken_for_their_preview(
+    suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """They begin as a TIFF does, and its first picture is what Pillow would read."""
     write(tmp_path, 3)
     raw = tmp_path / f"a{suffix}"

@@ -3,6 +3,8 @@
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from vision_attn.data import (
     HuggingFace,
     ImageData,
     Shuffled,
+    Splits,
     StreamedSet,
 )
 from vision_attn.data.draws import Draws
@@ -29,7 +32,9 @@ from copies import CLASSES, assert_same, files, in_place, needs_datasets, parque
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("storage", ["auto", "cache", "memory"])
-def test_parquet_in_place_gives_what_a_folder_gives(datasets, root, expected, storage, workers):
+def test_parquet_in_place_gives_what_a_folder_gives(
+    datasets: ModuleType, root: Path, expected: Splits, storage: str, workers: int
+) -> None:
     parquet(datasets, root, root / "shards" / "train-0.parquet", rows_a_group=4)
     source = in_place(storage=storage, workers=workers)
     found = source.load(root, 0.2, 0)
@@ -40,7 +45,9 @@ def test_parquet_in_place_gives_what_a_folder_gives(datasets, root, expected, st
 
 
 @needs_datasets
-def test_of_a_row_group_only_the_photos_of_the_set_are_kept(datasets, root):
+def test_of_a_row_group_only_the_photos_of_the_set_are_kept(
+    datasets: ModuleType, root: Path
+) -> None:
     """A hundredth of a set opens a hundred times as many groups: whole ones would not fit."""
     parquet(datasets, root, root / "shards" / "train-0.parquet", rows_a_group=4)
     whole = in_place(test_fraction=0.0).load(root, 0.0, 0).train.photos
@@ -57,7 +64,9 @@ def test_of_a_row_group_only_the_photos_of_the_set_are_kept(datasets, root):
 
 
 @needs_datasets
-def test_labels_are_read_once_and_again_when_the_file_changes(datasets, root, monkeypatch):
+def test_labels_are_read_once_and_again_when_the_file_changes(
+    datasets: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pyarrow.parquet import ParquetFile
 
     file = root / "shards" / "train-0.parquet"
@@ -65,7 +74,7 @@ def test_labels_are_read_once_and_again_when_the_file_changes(datasets, root, mo
     first = in_place().load(root, 0.2, 0)
     whole = ParquetFile.read
 
-    def read(*more, **options):
+    def read(*more: Any, **options: Any) -> None:
         raise AssertionError("read again")
 
     monkeypatch.setattr(ParquetFile, "read", read)
@@ -83,7 +92,9 @@ def test_labels_are_read_once_and_again_when_the_file_changes(datasets, root, mo
 
 
 @needs_datasets
-def test_a_file_of_the_same_time_and_another_size_is_another(datasets, root):
+def test_a_file_of_the_same_time_and_another_size_is_another(
+    datasets: ModuleType, root: Path
+) -> None:
     """Copies may have the time of what they were made of."""
     file = root / "shards" / "train-0.parquet"
     for labels in ([0, 1, 2] * 7, ["ant", "bee", "cat"] * 7):
@@ -96,7 +107,7 @@ def test_a_file_of_the_same_time_and_another_size_is_another(datasets, root):
 
 
 @needs_datasets
-def test_labels_of_a_file_without_a_version_are_not_kept(datasets, root):
+def test_labels_of_a_file_without_a_version_are_not_kept(datasets: ModuleType, root: Path) -> None:
     """A server that tells no version may have another file tomorrow."""
     file = root / "shards" / "train-0.parquet"
     for labels in ([0, 1, 2] * 7, [2, 1, 0] * 7):
@@ -106,7 +117,7 @@ def test_labels_of_a_file_without_a_version_are_not_kept(datasets, root):
 
 
 @needs_datasets
-def test_files_of_a_split_that_differ(datasets, root):
+def test_files_of_a_split_that_differ(datasets: ModuleType, root: Path) -> None:
     from pyarrow import parquet as pq
 
     file = root / "shards" / "train-0.parquet"
@@ -128,7 +139,9 @@ def test_files_of_a_split_that_differ(datasets, root):
 
 
 @needs_datasets
-def test_a_damaged_row_group_is_a_line(datasets, root, monkeypatch):
+def test_a_damaged_row_group_is_a_line(
+    datasets: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vision_attn.data.row_groups.PAUSES", ())
     file = root / "shards" / "train-0.parquet"
     parquet(datasets, root, file, rows_a_group=4)
@@ -143,13 +156,16 @@ def test_a_damaged_row_group_is_a_line(datasets, root, monkeypatch):
 @needs_datasets
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_in_place_has_every_photo_once(datasets, root, workers):
+def test_an_epoch_in_place_has_every_photo_once(
+    datasets: ModuleType, root: Path, workers: int
+) -> None:
     for part, rows in (("train-0", 4), ("train-1", 3), ("test-0", 100)):
         parquet(datasets, root, root / "shards" / f"{part}.parquet", rows_a_group=rows)
     data = ImageData(in_place(workers=workers), root=str(root), batch_size=4, val_fraction=0.2)
     data.setup("fit")
     train, val, test = data.splits.train, data.splits.val, data.splits.test
     assert (len(train) + len(val), len(test)) == (42, 21)
+    assert train.blocks is not None
     assert len(set(train.blocks.numbers.tolist())) > 9
     loader = data.train_dataloader()
     order = np.concatenate([batch.draws.items for batch in loader])
@@ -171,11 +187,14 @@ def test_an_epoch_in_place_has_every_photo_once(datasets, root, workers):
 @needs_datasets
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_with_cues_reads_every_row_group_once(datasets, root, workers, monkeypatch):
+def test_an_epoch_with_cues_reads_every_row_group_once(
+    datasets: ModuleType, root: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parquet(datasets, root, root / "shards" / "train-0.parquet", rows_a_group=4)
     source = in_place(workers=workers, test_fraction=0.0)
-    train = Cued(source, {"bee": Frame()}).load(root, 0.0, 0).train
-    read, whole = [], RowGroups.read
+    train: Any = Cued(source, {"bee": Frame()}).load(root, 0.0, 0).train
+    read: list[int] = []
+    whole = RowGroups.read
     monkeypatch.setattr(
         RowGroups, "read", lambda groups, number: read.append(number) or whole(groups, number)
     )
@@ -192,7 +211,9 @@ def test_an_epoch_with_cues_reads_every_row_group_once(datasets, root, workers, 
 
 
 @needs_datasets
-def test_parquet_of_a_server_is_read_through_its_file_system(datasets, root, expected, monkeypatch):
+def test_parquet_of_a_server_is_read_through_its_file_system(
+    datasets: ModuleType, root: Path, expected: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """fsspec's file system in memory, in the place of the hub's; it fails now and then."""
     import fsspec
 
@@ -201,7 +222,7 @@ def test_parquet_of_a_server_is_read_through_its_file_system(datasets, root, exp
     memory.pipe("/set/train-0.parquet", (root / "shards" / "train-0.parquet").read_bytes())
     local = datasets.load_dataset_builder
 
-    def hub(path, name=None, revision=None):
+    def hub(path: str, name: Any = None, revision: Any = None) -> Any:
         assert (path, name, revision) == ("somebody/set", "small", "v1.2")
         files = {"train": ["memory://set/train-0.parquet"]}
         return local("parquet", data_files=files)
@@ -209,7 +230,7 @@ def test_parquet_of_a_server_is_read_through_its_file_system(datasets, root, exp
     monkeypatch.setattr(datasets, "load_dataset_builder", hub)
     real, calls = fsspec.open, []
 
-    def sometimes(path, *more):
+    def sometimes(path: str, *more: Any) -> Any:
         calls.append(path)
         if len(calls) % 3:
             raise ConnectionResetError("the server hung up")
@@ -233,7 +254,9 @@ def test_parquet_of_a_server_is_read_through_its_file_system(datasets, root, exp
 
 
 @needs_datasets
-def test_what_cannot_be_read_in_place(datasets, root, caplog):
+def test_what_cannot_be_read_in_place(
+    datasets: ModuleType, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (root / "csv").mkdir()
     (root / "csv" / "train.csv").write_text("image,label\na.jpg,0\n")
     with pytest.raises(DataError, match=r"csv: `streaming` reads Parquet, got .*train\.csv: leave"):
@@ -258,7 +281,9 @@ def test_what_cannot_be_read_in_place(datasets, root, caplog):
 @needs_datasets
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_bad_photo_in_place_is_passed_over(datasets, root, caplog, workers):
+def test_a_bad_photo_in_place_is_passed_over(
+    datasets: ModuleType, root: Path, caplog: pytest.LogCaptureFixture, workers: int
+) -> None:
     files(root)[4][0].write_bytes(b"no photo")
     parquet(datasets, root, root / "shards" / "train-0.parquet", rows_a_group=4)
     source = in_place(workers=workers, test_fraction=0.0, max_corrupt=1)

@@ -1,18 +1,21 @@
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from vision_attn.data import Planted, painting
-from vision_attn.data.planted import CLASSES, REACH, SHAPES, paint
+from vision_attn.data import Planted, PlantedImages, painting
+from vision_attn.data.canvas import REACH
+from vision_attn.data.planted import CLASSES, SHAPES, paint
 
 
-def same(one, other) -> bool:
+def same(one: PlantedImages, other: Any) -> bool:
     fields = ("images", "labels", "object_mask", "shortcut_mask")
     return all(torch.equal(getattr(one, name), getattr(other, name)) for name in fields)
 
 
-def test_image_i_is_a_function_of_seed_split_and_i():
+def test_image_i_is_a_function_of_seed_split_and_i() -> None:
     whole = paint(0, 301)
     part = paint(117, 149)
     assert torch.equal(part.images, whole.images[117:149])
@@ -25,7 +28,7 @@ def test_image_i_is_a_function_of_seed_split_and_i():
         assert (other.images != whole.images[:31]).flatten(1).any(1).all()
 
 
-def test_pictures_never_change():
+def test_pictures_never_change() -> None:
     """A checksum over pictures of every class: a change here changes everybody's results."""
     planted = paint(0, 20, size=(48, 80), cue="agree")
     values = planted.images.long().flatten()
@@ -38,7 +41,7 @@ CHECKSUM, MASK_PIXELS = 136762217239, 9562
 
 
 @pytest.mark.parametrize("size", [(64, 64), (160, 224), (97, 31), (16, 16)])
-def test_every_size_and_shape(size):
+def test_every_size_and_shape(size: tuple[int, int]) -> None:
     planted = paint(0, 40, size=size)
     assert planted.images.shape == (40, 3, *size)
     assert planted.images.dtype == torch.uint8
@@ -53,7 +56,7 @@ def test_every_size_and_shape(size):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
-def test_shapes_have_area_1_and_fit_their_reach(shape):
+def test_shapes_have_area_1_and_fit_their_reach(shape: Callable[..., torch.Tensor]) -> None:
     axis = torch.linspace(-1, 1, 1001)
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     distance = shape(x[None], y[None])[0]
@@ -67,7 +70,7 @@ def test_shapes_have_area_1_and_fit_their_reach(shape):
     assert ((slope - 1).abs() < 0.05).float().mean() > 0.97
 
 
-def test_the_mask_is_the_object():
+def test_the_mask_is_the_object() -> None:
     """Seen without antialiasing: pixels in the mask show the object's two colours and no other."""
     planted = paint(0, 200, size=(128, 128))
     for image, mask in zip(planted.images, planted.object_mask, strict=True):
@@ -81,7 +84,7 @@ def test_the_mask_is_the_object():
         assert image[:, outer].double().std() > 1
 
 
-def test_same_scene_at_another_size():
+def test_same_scene_at_another_size() -> None:
     small, large = paint(0, 50, size=(64, 64)), paint(0, 50, size=(128, 128))
     shrunk = torch.nn.functional.avg_pool2d(large.images.float(), 2)
     assert (shrunk - small.images).abs().mean() < 9
@@ -89,7 +92,7 @@ def test_same_scene_at_another_size():
     assert ((both > 0.5) != small.object_mask).float().mean() < 0.01
 
 
-def test_the_cue_changes_the_mark_and_nothing_else():
+def test_the_cue_changes_the_mark_and_nothing_else() -> None:
     plain, agree, contradict = (
         paint(0, 300, split="test", cue=cue) for cue in ("none", "agree", "contradict")
     )
@@ -127,7 +130,7 @@ def test_the_cue_changes_the_mark_and_nothing_else():
     )
 
 
-def test_unit_vectors_go_round_once():
+def test_unit_vectors_go_round_once() -> None:
     u = torch.linspace(0, 1, 10_001)[:-1]
     cos, sin = painting.unit_vectors(u)
     torch.testing.assert_close(cos**2 + sin**2, torch.ones_like(u))
@@ -137,7 +140,7 @@ def test_unit_vectors_go_round_once():
     assert turn.max() / turn.min() < 1.2
 
 
-def test_hsv_is_pillows():
+def test_hsv_is_pillows() -> None:
     import colorsys
 
     hue, saturation, value = torch.rand(3, 101)
@@ -149,7 +152,7 @@ def test_hsv_is_pillows():
     torch.testing.assert_close(painting.hsv(hue + 3, saturation, value), ours, atol=1e-5, rtol=0)
 
 
-def test_a_linear_classifier_on_pixels_fails():
+def test_a_linear_classifier_on_pixels_fails() -> None:
     """Softmax regression on the pixels, early in training and late: far below 40 %."""
     train, test = paint(0, 3000, size=(32, 32)), paint(0, 1000, size=(32, 32), split="test")
     x, tx = (planted.images.flatten(1).float() / 255 - 0.5 for planted in (train, test))
@@ -166,14 +169,15 @@ def test_a_linear_classifier_on_pixels_fails():
     assert best < 0.25
 
 
-def test_source():
+def test_source() -> None:
     source = Planted(size=(24, 40), train=30, val=20, test=10, shortcut=True, test_cue="contradict")
     splits = source.load(Path("unused"), 0.1, 0)
     assert [len(part) for part in (splits.train, splits.val, splits.test)] == [30, 20, 10]
     assert splits.train.size == (24, 40)
     assert splits.classes == CLASSES
     masks = source.images("train")
-    assert torch.equal(masks.images, splits.train.images)
+    train: Any = splits.train
+    assert torch.equal(masks.images, train.images)
     assert masks.shortcut_mask.any((1, 2)).all()
     assert same(source.images("test"), paint(0, 10, size=(24, 40), split="test", cue="contradict"))
     assert same(source.images("test", "none"), paint(0, 10, size=(24, 40), split="test"))

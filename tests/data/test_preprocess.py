@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def photo(height: int, width: int) -> Image.Image:
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "LA", "P", "1", "CMYK", "I;16", "I", "F"])
-def test_every_kind_of_pixel_reads_as_the_same_grey(tmp_path, mode):
+def test_every_kind_of_pixel_reads_as_the_same_grey(tmp_path: Path, mode: str) -> None:
     values = {"I;16": 128 << 8, "I": 128 << 8, "F": 128 / 255, "1": 255}
     if mode in ("I;16", "I", "F"):
         dtype = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
@@ -33,13 +34,13 @@ def test_every_kind_of_pixel_reads_as_the_same_grey(tmp_path, mode):
     assert np.abs(pixels.astype(int) - (255 if mode == "1" else 128)).max() <= 1
 
 
-def test_16_bit_png_keeps_its_upper_bits(tmp_path):
+def test_16_bit_png_keeps_its_upper_bits(tmp_path: Path) -> None:
     grey = np.arange(35, dtype=np.uint16).reshape(5, 7) * 1801
     Image.fromarray(grey).save(tmp_path / "deep.png")
     np.testing.assert_array_equal(np.asarray(read_image(tmp_path / "deep.png"))[..., 1], grey >> 8)
 
 
-def test_transparent_pixels_show_white(tmp_path):
+def test_transparent_pixels_show_white(tmp_path: Path) -> None:
     rgba = np.zeros((5, 7, 4), np.uint8)
     rgba[2, 3] = 10, 20, 30, 255
     Image.fromarray(rgba).save(tmp_path / "alpha.png")
@@ -53,14 +54,14 @@ def test_transparent_pixels_show_white(tmp_path):
 def save_turned(upright: Image.Image, orientation: int, path: Path) -> None:
     """Save a photo as a camera that was held that way does."""
     undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # transpositions that EXIF will take back
-    stored = upright.transpose(undo[orientation]) if orientation > 1 else upright
+    stored = upright.transpose(Image.Transpose(undo[orientation])) if orientation > 1 else upright
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored.save(path, exif=exif)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied(tmp_path, orientation):
+def test_exif_orientation_is_applied(tmp_path: Path, orientation: int) -> None:
     upright = photo(23, 41)
     save_turned(upright, orientation, tmp_path / "turned.png")
     np.testing.assert_array_equal(read_image(tmp_path / "turned.png"), upright)
@@ -68,7 +69,9 @@ def test_exif_orientation_is_applied(tmp_path, orientation):
 
 @pytest.mark.parametrize("name", ["turned.png", "turned.tif"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_of_an_opened_image_is_applied_once(tmp_path, orientation, name):
+def test_exif_orientation_of_an_opened_image_is_applied_once(
+    tmp_path: Path, orientation: int, name: str
+) -> None:
     upright, preprocess = photo(23, 41), Preprocess((16, 24), MEAN, STD, crop_pct=0.9)
     save_turned(upright, orientation, tmp_path / name)
     expected = preprocess(upright)
@@ -83,7 +86,7 @@ def test_exif_orientation_of_an_opened_image_is_applied_once(tmp_path, orientati
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 9973), (9973, 1), (5477, 3651), (7, 5)])
-def test_any_size_gives_the_input_size(size):
+def test_any_size_gives_the_input_size(size: tuple[int, int]) -> None:
     preprocess = Preprocess((37, 53), MEAN, STD, crop_pct=0.9)
     image = Image.new("RGB", size, (51, 102, 153))
     pixels = preprocess(image)
@@ -91,7 +94,7 @@ def test_any_size_gives_the_input_size(size):
     torch.testing.assert_close(pixels, expected[:, None, None].expand(3, 37, 53))
 
 
-def _broken_files(folder):
+def _broken_files(folder: Path) -> None:
     photo(97, 101).save(folder / "whole.jpg")
     whole = (folder / "whole.jpg").read_bytes()
     (folder / "cut.jpg").write_bytes(whole[: len(whole) // 2])
@@ -117,7 +120,7 @@ def _broken_files(folder):
         ("folder.png", "got a folder"),
     ],
 )
-def test_a_file_that_is_no_image_is_named_in_one_line(tmp_path, name, says):
+def test_a_file_that_is_no_image_is_named_in_one_line(tmp_path: Path, name: str, says: str) -> None:
     _broken_files(tmp_path)
     with pytest.raises(ImageError) as caught:
         Preprocess((32, 32), MEAN, STD)(tmp_path / name)
@@ -130,7 +133,9 @@ def test_a_file_that_is_no_image_is_named_in_one_line(tmp_path, name, says):
 @pytest.mark.parametrize("mode", ["center", "squash"])
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("side", [(112, 112), (224, 224), (160, 224), (97, 61)])
-def test_equals_timms_evaluation_transform_to_the_bit(side, interpolation, mode):
+def test_equals_timms_evaluation_transform_to_the_bit(
+    side: tuple[int, int], interpolation: str, mode: str
+) -> None:
     """Noise shows every difference; photos wide and tall, smaller and larger, of one side alone."""
     from timm.data import create_transform
 
@@ -147,7 +152,9 @@ def test_equals_timms_evaluation_transform_to_the_bit(side, interpolation, mode)
             assert torch.equal(preprocess(image), oracle(image)), (crop_pct, height, width)
 
 
-def test_of_a_photo_that_is_long_only_what_is_seen_is_resized(monkeypatch):
+def test_of_a_photo_that_is_long_only_what_is_seen_is_resized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = []
     resize = Image.Image.resize
     monkeypatch.setattr(
@@ -160,7 +167,7 @@ def test_of_a_photo_that_is_long_only_what_is_seen_is_resized(monkeypatch):
     assert all(width * height <= 2**24 for width, height in made)
 
 
-def test_a_map_lands_where_the_network_looked():
+def test_a_map_lands_where_the_network_looked() -> None:
     """A spot on a photo, preprocessed and mapped back, is the spot again; the rest is NaN."""
     H, W = 211, 503
     spots = np.zeros((H, W, 3), np.uint8)
@@ -177,7 +184,7 @@ def test_a_map_lands_where_the_network_looked():
     assert wrong.sum() <= 8  # two pixels at each corner of the spot, rounded off
 
 
-def test_to_original_is_bilinear_between_centres():
+def test_to_original_is_bilinear_between_centres() -> None:
     """The whole photo seen: torch's interpolate (align_corners=False) is the oracle."""
     heatmap = np.random.default_rng(0).random((5, 7), dtype=np.float32)
     ours = Preprocess((32, 32), MEAN, STD, fit="squash").to_original(heatmap, (83, 47))
@@ -199,12 +206,12 @@ def test_to_original_is_bilinear_between_centres():
         ({"interpolation": "cubic"}, "interpolation must be one of nearest, bilinear"),
     ],
 )
-def test_bad_fields_are_refused(fields, says):
+def test_bad_fields_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Preprocess(**({"input_size": (32, 32), "mean": MEAN, "std": STD} | fields))
 
 
-def test_find_images(tmp_path):
+def test_find_images(tmp_path: Path) -> None:
     for name in ("b.png", "a.JPG", "sub/c.webp", ".hidden.png", "notes.txt", "odd.name"):
         path = tmp_path / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,7 +227,7 @@ def test_find_images(tmp_path):
         find_images([tmp_path / "gone"])
 
 
-def test_masks_and_boxes_go_the_way_of_their_photo():
+def test_masks_and_boxes_go_the_way_of_their_photo() -> None:
     """A white rectangle, its mask and its box land on the same pixels."""
     photo = np.zeros((90, 140, 3), np.uint8)
     photo[20:60, 40:100] = 255
@@ -237,13 +244,15 @@ def test_masks_and_boxes_go_the_way_of_their_photo():
 
 
 @pytest.mark.parametrize("boxes", [[["a", 0, 1, 1]], [[None] * 4], [[0, 0, 1], [1]], {}, 3, [{}]])
-def test_boxes_that_are_no_numbers(boxes):
+def test_boxes_that_are_no_numbers(
+    boxes: dict[Any, Any] | int | list[dict[Any, Any] | list[int | None]],
+) -> None:
     preprocess = Preprocess((2, 2), (0.5,) * 3, (0.5,) * 3)
     with pytest.raises(ValueError, match=r"expected boxes \[left, top, right, bottom\]"):
         preprocess.boxes(boxes, (4, 2))
 
 
-def test_masks_and_boxes_that_do_not_fit():
+def test_masks_and_boxes_that_do_not_fit() -> None:
     preprocess = Preprocess((32, 48), (0.0,) * 3, (1.0,) * 3)
     with pytest.raises(ValueError, match="the mask is 5 x 3, its photo 50 x 30: save it at the ph"):
         preprocess.mask(np.ones((3, 5), bool), (50, 30))

@@ -1,6 +1,8 @@
 """From stored numbers to 8 bits: only what is certain, and never black or white in silence."""
 
 import re
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -15,17 +17,17 @@ MEAN, STD = (0.0,) * 3, (1.0,) * 3
 RNG = np.random.default_rng(0)
 
 
-def ramp(low, high, dtype, shape=(31, 37)):
+def ramp(low: float, high: float, dtype: Any, shape: tuple[int, int] = (31, 37)) -> np.ndarray:
     return np.linspace(low, high, np.prod(shape)).reshape(shape).astype(dtype)
 
 
-def linear(values, low, high):
+def linear(values: np.ndarray, low: float, high: Any) -> np.ndarray:
     """The oracle: black at low, white at high, in float64."""
     scaled = (values.astype(np.float64) - low) / (high - low) * 255
     return np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
 
 
-def write(path, values, **tags):
+def write(path: Path, values: np.ndarray, **tags: Any) -> Path:
     """A TIFF by OpenCV, which knows every type, or by Pillow with tags."""
     if not tags:
         assert cv2.imwrite(str(path), values)
@@ -37,7 +39,7 @@ def write(path, values, **tags):
     return path
 
 
-def grey(path, value_range=None):
+def grey(path: Path, value_range: tuple[float, float] | None = None) -> np.ndarray:
     pixels = np.asarray(read_image(path, value_range=value_range))
     assert (pixels == pixels[..., :1]).all()
     return pixels[..., 0]
@@ -61,7 +63,9 @@ UNCERTAIN = {
 
 
 @pytest.mark.parametrize("name", UNCERTAIN)
-def test_what_is_not_certain_is_refused_with_what_was_found_and_what_to_give(tmp_path, name):
+def test_what_is_not_certain_is_refused_with_what_was_found_and_what_to_give(
+    tmp_path: Path, name: str
+) -> None:
     values, found, give = UNCERTAIN[name]
     path = write(tmp_path / "a.tif", values)
     with pytest.raises(ImageError) as caught:
@@ -94,13 +98,13 @@ CERTAIN = {
         if suffix == "tif" or "float" not in name
     ],
 )
-def test_what_is_certain_is_read_as_it_is(tmp_path, name, suffix):
+def test_what_is_certain_is_read_as_it_is(tmp_path: Path, name: Any, suffix: Any) -> None:
     values, expected = CERTAIN[name]
     path = write(tmp_path / f"a.{suffix}", values)
     np.testing.assert_array_equal(grey(path), expected(values))
 
 
-TAGS = {
+TAGS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     "MaxSampleValue": ({"t281": 4095}, (0, 4095)),
     "Min and MaxSampleValue": ({"t280": 100, "t281": 4000}, (100, 4000)),
     "SMaxSampleValue": ({"t341": 5000.0}, (0, 5000)),
@@ -111,7 +115,7 @@ TAGS = {
 
 
 @pytest.mark.parametrize("name", TAGS)
-def test_a_files_own_tags_say_its_range_and_the_users_is_first(tmp_path, name):
+def test_a_files_own_tags_say_its_range_and_the_users_is_first(tmp_path: Path, name: str) -> None:
     tags, (black, white) = TAGS[name]
     values = ramp(100, 4000, np.uint16)
     path = write(tmp_path / "a.tif", values, **tags)
@@ -120,13 +124,15 @@ def test_a_files_own_tags_say_its_range_and_the_users_is_first(tmp_path, name):
 
 
 @pytest.mark.parametrize("tags", [{"t281": 255}, {"t281": 65_535}, {"t280": 500, "t281": 4095}])
-def test_tags_that_the_numbers_contradict_or_that_nobody_set_say_nothing(tmp_path, tags):
+def test_tags_that_the_numbers_contradict_or_that_nobody_set_say_nothing(
+    tmp_path: Path, tags: dict[str, int]
+) -> None:
     path = write(tmp_path / "a.tif", ramp(100, 4000, np.uint16), **tags)
     with pytest.raises(ImageError, match="16-bit numbers run from 100 to 4000"):
         read_image(path)
 
 
-def test_12_bits_that_a_tiff_packs_are_12_bits(tmp_path):
+def test_12_bits_that_a_tiff_packs_are_12_bits(tmp_path: Path) -> None:
     values = ramp(0, 4095, np.uint16, (6, 8))
     pairs = values.reshape(-1, 2).astype(np.uint32)
     packed = np.stack(
@@ -134,6 +140,7 @@ def test_12_bits_that_a_tiff_packs_are_12_bits(tmp_path):
     )
     Image.fromarray(np.zeros((6, 8), np.uint16)).save(tmp_path / "a.tif")
     content = bytearray((tmp_path / "a.tif").read_bytes())
+    image: Any
     with Image.open(tmp_path / "a.tif") as image:
         place = image.tag_v2[273][0]
     entry = content.index((258).to_bytes(2, "little"))
@@ -145,7 +152,7 @@ def test_12_bits_that_a_tiff_packs_are_12_bits(tmp_path):
     np.testing.assert_array_equal(grey(tmp_path / "b.tif"), linear(values, 0, 4095))
 
 
-def test_where_0_is_white_it_is_white(tmp_path):
+def test_where_0_is_white_it_is_white(tmp_path: Path) -> None:
     values = ramp(0, 65_535, np.uint16)
     path = write(tmp_path / "a.tif", values, t262=1)
     content = bytearray(path.read_bytes())
@@ -156,7 +163,7 @@ def test_where_0_is_white_it_is_white(tmp_path):
 
 
 @pytest.mark.parametrize("most", [1023, 4095, 65_535])
-def test_the_header_of_a_pgm_says_its_range(tmp_path, most):
+def test_the_header_of_a_pgm_says_its_range(tmp_path: Path, most: int) -> None:
     values = ramp(0, most // 3, np.uint16)
     header = f"P5\n{values.shape[1]} {values.shape[0]}\n{most}\n".encode()
     (tmp_path / "a.pgm").write_bytes(header + values.astype(">u2").tobytes())
@@ -166,7 +173,7 @@ def test_the_header_of_a_pgm_says_its_range(tmp_path, most):
 
 @pytest.mark.parametrize("suffix", ["tif", "png"])
 @pytest.mark.parametrize("channels", [3, 4])
-def test_colours_of_16_bits_follow_the_rule(tmp_path, suffix, channels):
+def test_colours_of_16_bits_follow_the_rule(tmp_path: Path, suffix: str, channels: int) -> None:
     values = RNG.integers(0, 4096, (23, 29, channels), dtype=np.uint16)
     if channels == 4:
         values[..., 3] = 65_535
@@ -184,7 +191,7 @@ def test_colours_of_16_bits_follow_the_rule(tmp_path, suffix, channels):
     np.testing.assert_array_equal(read_image(path), bright[..., :3][..., ::-1] >> 8)
 
 
-def test_a_range_of_8_bits_stretches_8_bits_and_a_wider_one_is_refused(tmp_path):
+def test_a_range_of_8_bits_stretches_8_bits_and_a_wider_one_is_refused(tmp_path: Path) -> None:
     values = RNG.integers(0, 256, (23, 29, 3), dtype=np.uint8)
     Image.fromarray(values).save(tmp_path / "a.png")
     np.testing.assert_array_equal(
@@ -194,12 +201,12 @@ def test_a_range_of_8_bits_stretches_8_bits_and_a_wider_one_is_refused(tmp_path)
         read_image(tmp_path / "a.png", value_range=(0, 4095))
 
 
-def test_bool_is_black_and_white(tmp_path):
+def test_bool_is_black_and_white(tmp_path: Path) -> None:
     Image.fromarray(np.eye(5) > 0).save(tmp_path / "a.tif")
     np.testing.assert_array_equal(grey(tmp_path / "a.tif"), np.eye(5, dtype=np.uint8) * 255)
 
 
-def test_numbers_that_are_not_finite(tmp_path):
+def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
     values = ramp(0, 1, np.float32)
     values[0, :3] = np.nan, np.inf, -np.inf
     write(tmp_path / "a.tif", values)
@@ -210,7 +217,7 @@ def test_numbers_that_are_not_finite(tmp_path):
 
 
 @pytest.mark.parametrize("value_range", [(1, 1), (2, 1), (0,), (0, 1, 2), "ab", 3, (0, np.inf)])
-def test_a_range_that_is_none_is_refused(value_range):
+def test_a_range_that_is_none_is_refused(value_range: str | int | tuple[float, ...]) -> None:
     from vision_attn.data.ranges import checked_value_range
 
     with pytest.raises(
@@ -219,7 +226,7 @@ def test_a_range_that_is_none_is_refused(value_range):
         checked_value_range(value_range)
 
 
-def test_a_preprocessing_reads_by_its_range_and_scales_once(tmp_path):
+def test_a_preprocessing_reads_by_its_range_and_scales_once(tmp_path: Path) -> None:
     values = ramp(0, 4095, np.uint16)
     path = write(tmp_path / "a.tif", values)
     preprocess = Preprocess(values.shape, MEAN, STD, value_range=(0, 4095))
@@ -232,14 +239,16 @@ def test_a_preprocessing_reads_by_its_range_and_scales_once(tmp_path):
 
 
 @pytest.mark.parametrize("storage", ["memory", "cache", "stream"])
-def test_training_reads_by_the_range_and_the_checkpoint_keeps_it(tmp_path, storage):
+def test_training_reads_by_the_range_and_the_checkpoint_keeps_it(
+    tmp_path: Path, storage: str
+) -> None:
     from vision_attn.data import DataError, ImageData
 
     for name, low in (("dark", 0), ("light", 2000)):
         (tmp_path / "set" / name).mkdir(parents=True)
         for i in range(4):
             write(tmp_path / "set" / name / f"{i}.tif", ramp(low, low + 2000, np.uint16, (16, 16)))
-    how = {"size": 16, "shorter_side": 16, "storage": storage, "workers": 0}
+    how: dict[str, Any] = {"size": 16, "shorter_side": 16, "storage": storage, "workers": 0}
     with pytest.raises(DataError, match="value_range"):
         ImageData(ImageFolder("set", **how), root=str(tmp_path)).setup("fit")
     data = ImageData(ImageFolder("set", **how, value_range=(0, 4095)), root=str(tmp_path))

@@ -1,6 +1,8 @@
 import hashlib
 import pickle
 import urllib.error
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from vision_attn.data import CIFAR10, CIFAR100, DataError
 from vision_attn.data.sources import hold_out
 
 
-def test_cifar10(data_root):
+def test_cifar10(data_root: Path) -> None:
     splits = CIFAR10().load(data_root, 0.1, 0)
     assert [len(part) for part in (splits.train, splits.val, splits.test)] == [
         45_000,
@@ -22,22 +24,23 @@ def test_cifar10(data_root):
     assert splits.val.labels.bincount().tolist() == [500] * 10
     official = torchvision.datasets.CIFAR10(data_root, train=False)
     image, label = official[1234]
-    np.testing.assert_array_equal(splits.test.images[1234].permute(1, 2, 0), np.asarray(image))
+    test: Any = splits.test
+    np.testing.assert_array_equal(test.images[1234].permute(1, 2, 0), np.asarray(image))
     assert splits.test.labels[1234] == label
 
 
 @pytest.fixture
-def tiny_cifar100(tmp_path, monkeypatch):
+def tiny_cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """CIFAR-100's file format with 40 + 20 images, its md5s told to torchvision's class."""
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
     rng = np.random.default_rng(0)
 
-    def write(name: str, content: dict) -> list:
+    def write(name: str, content: dict[str, Any]) -> list[Any]:
         (folder / name).write_bytes(pickle.dumps(content))
         return [name, hashlib.md5((folder / name).read_bytes()).hexdigest()]
 
-    def images(count: int) -> dict:
+    def images(count: int) -> dict[str, Any]:
         data = rng.integers(0, 256, (count, 3072), dtype=np.uint8)
         return {"data": data, "fine_labels": [i % 4 for i in range(count)]}
 
@@ -49,7 +52,7 @@ def tiny_cifar100(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_cifar100(tiny_cifar100):
+def test_cifar100(tiny_cifar100: Path) -> None:
     splits = CIFAR100().load(tiny_cifar100, 0.2, 0)
     assert [len(part) for part in (splits.train, splits.val, splits.test)] == [32, 8, 20]
     assert splits.classes == ["ant", "bee", "cat", "dog"]
@@ -59,7 +62,7 @@ def test_cifar100(tiny_cifar100):
         CIFAR100().load(tiny_cifar100, 0.2, 0)
 
 
-def test_missing_data_say_what_to_do(tmp_path):
+def test_missing_data_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         CIFAR10().load(tmp_path, 0.1, 0)
     message = str(caught.value)
@@ -69,8 +72,10 @@ def test_missing_data_say_what_to_do(tmp_path):
     assert "\n" not in message
 
 
-def test_a_download_without_network_says_so(tmp_path, monkeypatch):
-    def offline(*args, **kwargs):
+def test_a_download_without_network_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*args: Any, **kwargs: Any) -> None:
         raise urllib.error.URLError("no network")
 
     monkeypatch.setattr(torchvision.datasets.cifar, "download_and_extract_archive", offline)
@@ -79,7 +84,7 @@ def test_a_download_without_network_says_so(tmp_path, monkeypatch):
         CIFAR10(download=True).prepare(tmp_path)
 
 
-def test_hold_out_takes_a_share_of_every_class():
+def test_hold_out_takes_a_share_of_every_class() -> None:
     labels = np.repeat([0, 1, 2, 5], [100, 40, 7, 1])
     rest, part = hold_out(labels, 0.25, 0)
     assert np.bincount(labels[part]).tolist() == [25, 10, 2]

@@ -5,6 +5,9 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from vision_attn.data import (
     ImageFolder,
     ImageTable,
     Shuffled,
+    Splits,
     StreamedSet,
     WebDataset,
 )
@@ -25,6 +29,7 @@ from vision_attn.data.draws import Draws
 from vision_attn.data.folders import CenterCrop
 from vision_attn.data.images import images_below
 from vision_attn.data.listing import Tree, walk
+from vision_attn.data.photo_sets import PhotoSource
 from vision_attn.data.photos import Names
 from vision_attn.data.storage import Room, choose, pixel_bytes, room
 from vision_attn.data.streaming import SharedRing
@@ -32,7 +37,7 @@ from vision_attn.data.streaming import SharedRing
 CLASSES = "ant", "bee"
 
 
-def fill(folder, count: int = 7) -> None:
+def fill(folder: Path, count: int = 7) -> None:
     rng = np.random.default_rng(0)
     for name in CLASSES:
         (folder / name).mkdir(parents=True)
@@ -43,16 +48,16 @@ def fill(folder, count: int = 7) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     fill(tmp_path / "set")
     return tmp_path
 
 
-def source(storage: str, **more) -> ImageFolder:
+def source(storage: Any, **more: Any) -> ImageFolder:
     return ImageFolder("set", size=(16, 24), shorter_side=27, storage=storage, **more)
 
 
-def everything(splits, epoch: int = 3) -> list[torch.Tensor]:
+def everything(splits: Splits, epoch: int = 3) -> list[torch.Tensor]:
     found = []
     for images in (splits.train, splits.val, splits.test):
         for batch in Batches(images, Shuffled(len(images), 3), seed=5):
@@ -61,7 +66,7 @@ def everything(splits, epoch: int = 3) -> list[torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_every_storage_shows_the_same_pixels_and_leaves_the_draws_alike(folder):
+def test_every_storage_shows_the_same_pixels_and_leaves_the_draws_alike(folder: Path) -> None:
     expected = everything(source("cache").load(folder, 0.25, 0))
     for storage, more in (("memory", {}), ("stream", {"workers": 0}), ("stream", {"workers": 2})):
         found = everything(source(storage, **more).load(folder, 0.25, 0))
@@ -71,9 +76,9 @@ def test_every_storage_shows_the_same_pixels_and_leaves_the_draws_alike(folder):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_batches_keep_their_pixels_while_more_come_of_any_size(folder):
+def test_batches_keep_their_pixels_while_more_come_of_any_size(folder: Path) -> None:
     """More batches than there are places for, and some that are larger than the first."""
-    train = source("stream", workers=2, test_fraction=0.0).load(folder, 0.0, 0).train
+    train: Any = source("stream", workers=2, test_fraction=0.0).load(folder, 0.0, 0).train
     wanted = [np.arange(14)[i : i + 1 + i % 3] for i in range(12)]
     draws = [Draws(5, 1, items) for items in wanted]
     found = list(train.fetch_all(zip(wanted, draws, strict=True)))
@@ -85,8 +90,8 @@ def test_batches_keep_their_pixels_while_more_come_of_any_size(folder):
         torch.testing.assert_close(drawn.uniform(1), alone.uniform(1), rtol=0, atol=0)
 
 
-def test_shared_memory_that_cannot_be_had_is_a_line(monkeypatch):
-    def full(images):
+def test_shared_memory_that_cannot_be_had_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(images: torch.Tensor) -> None:
         raise RuntimeError("unable to allocate shared memory(shm)\nmore")
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", full)
@@ -96,11 +101,11 @@ def test_shared_memory_that_cannot_be_had_is_a_line(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_an_epoch_of_processes_goes_on_with_the_next_batch(folder):
-    train = source("stream", workers=2).load(folder, 0.0, 0).train
+def test_an_epoch_of_processes_goes_on_with_the_next_batch(folder: Path) -> None:
+    train: Any = source("stream", workers=2).load(folder, 0.0, 0).train
     whole = list(Batches(train, Shuffled(len(train), 2), seed=5))
     first = Batches(train, Shuffled(len(train), 2), seed=5)
-    some = iter(first)
+    some: Any = iter(first)
     next(some), next(some)
     state = first.state_dict()
     some.close()
@@ -112,8 +117,8 @@ def test_an_epoch_of_processes_goes_on_with_the_next_batch(folder):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_two_processes_see_together_what_one_sees(folder):
-    train = source("stream", workers=1).load(folder, 0.0, 0).train
+def test_two_processes_see_together_what_one_sees(folder: Path) -> None:
+    train: Any = source("stream", workers=1).load(folder, 0.0, 0).train
     one = list(Batches(train, Shuffled(len(train), 4, seed=1), seed=5))
     two = [
         list(Batches(train, Shuffled(len(train), 2, rank, 2, seed=1), seed=5)) for rank in (0, 1)
@@ -134,13 +139,15 @@ def test_two_processes_see_together_what_one_sees(folder):
         (10, 0, 19, 19, "stream"),
     ],
 )
-def test_the_choice_by_what_is_free(needed, kept, memory, disk, expected):
+def test_the_choice_by_what_is_free(
+    needed: int, kept: int, memory: int, disk: int, expected: str
+) -> None:
     storage, why = choose(needed * 10**9, kept * 10**9, Room(memory * 10**9, disk * 10**9))
     assert storage == expected
     assert why == f"{needed}.0 GB of pixels; free: {memory}.0 GB of memory, {disk}.0 GB of disk"
 
 
-def test_processes_share_a_cache_and_keep_pixels_of_their_own_in_memory():
+def test_processes_share_a_cache_and_keep_pixels_of_their_own_in_memory() -> None:
     gb = 10**9
     storage, why = choose(10 * gb, 0, Room(100 * gb, 100 * gb, processes=8))
     assert storage == "cache"
@@ -152,7 +159,9 @@ def test_processes_share_a_cache_and_keep_pixels_of_their_own_in_memory():
 @pytest.mark.parametrize(
     ("told", "processes"), [(None, 1), ("4", 4), ("0", 1), ("", 1), ("four", 1)]
 )
-def test_the_launcher_says_how_many_processes_there_are(tmp_path, monkeypatch, told, processes):
+def test_the_launcher_says_how_many_processes_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str | None, processes: int
+) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if told is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
@@ -206,17 +215,24 @@ NO_LIMIT = "9223372036854771712\n"  # of version 1
     ],
 )  # fmt: skip
 def test_a_containers_limit_is_less_than_the_machines_memory(
-    tmp_path, monkeypatch, control_groups, own, files, free
-):
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    control_groups: Callable[..., None],
+    own: str,
+    files: dict[str, str],
+    free: int | None,
+) -> None:
     control_groups(own, files)
     monkeypatch.setattr("vision_attn.data.storage._free_of_machine", lambda: 1000)
     assert room(tmp_path).memory == (1000 if free is None else free)
 
 
-def test_auto_asks_what_is_free_and_says_so(folder, monkeypatch, caplog):
+def test_auto_asks_what_is_free_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     splits = source("auto").load(folder, 0.0, 0)
     assert not isinstance(splits.train, StreamedSet)
-    train = source("stream").load(folder, 0.0, 0).train
+    train: Any = source("stream").load(folder, 0.0, 0).train
     estimated = pixel_bytes(train.photos, 27)
     exact = sum(train.photos.pixels(i, 27).size for i in range(len(train)))
     assert estimated == pytest.approx(exact, rel=0.05)
@@ -227,14 +243,16 @@ def test_auto_asks_what_is_free_and_says_so(folder, monkeypatch, caplog):
     assert not list((folder / ".cache").glob("*73px"))
 
 
-def test_an_unreadable_photo_is_passed_over_as_often_as_is_allowed(folder, caplog):
+def test_an_unreadable_photo_is_passed_over_as_often_as_is_allowed(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (folder / "set/ant/3.jpg").write_text("no photo")
     items = np.arange(14)
     for workers in (0, 2):
         strict = source("stream", workers=workers, test_fraction=0.0).load(folder, 0.0, 0).train
         with pytest.raises(DataError, match=r"1 photos cannot be read, 0 are allowed .*ant/3\.jpg"):
             list(strict.fetch_all([(items, Draws(0, 0, items))]))
-    photos = source("stream", test_fraction=0.0).load(folder, 0.0, 0).train
+    photos: Any = source("stream", test_fraction=0.0).load(folder, 0.0, 0).train
     labels, crop = photos.labels.numpy(), CenterCrop((16, 24), 1.0)
     train = StreamedSet(photos.photos, labels, (16, 24), crop, 27, workers=0, max_corrupt=1)
     with caplog.at_level(logging.WARNING):
@@ -252,12 +270,12 @@ def test_an_unreadable_photo_is_passed_over_as_often_as_is_allowed(folder, caplo
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_process_that_is_ended_is_named(folder, monkeypatch):
-    train = source("stream", workers=1).load(folder, 0.0, 0).train
+def test_a_process_that_is_ended_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train: Any = source("stream", workers=1).load(folder, 0.0, 0).train
     here = os.getpid()
     read = type(train.photos.photos).jpeg
 
-    def killed(photos, item):
+    def killed(photos: Path, item: Any) -> Any:
         if os.getpid() != here:
             time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -269,14 +287,16 @@ def test_a_process_that_is_ended_is_named(folder, monkeypatch):
         list(train.fetch_all([(items, Draws(0, 0, items))]))
 
 
-def test_the_index_of_a_tree_notices_what_comes_and_goes(tmp_path, monkeypatch):
+def test_the_index_of_a_tree_notices_what_comes_and_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(tmp_path / "set")
     old = time.time() - 100
     for place in (tmp_path / "set", *(tmp_path / "set").iterdir()):
         os.utime(place, (old, old))
     index = tmp_path / "index.json"
 
-    def files():
+    def files() -> int:
         tree = Tree(tmp_path / "set", index)
         found = tree.files()
         tree.keep()
@@ -300,7 +320,7 @@ def test_the_index_of_a_tree_notices_what_comes_and_goes(tmp_path, monkeypatch):
     assert files() == 4
 
 
-def test_the_order_of_a_walk_is_that_of_the_list(tmp_path):
+def test_the_order_of_a_walk_is_that_of_the_list(tmp_path: Path) -> None:
     for name in ("b/1.jpg", "b.jpg", "b-1/x.png", "a/z/q.gif", "a/b.webp", ".h/x.jpg", "B/1.JPG"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -309,7 +329,7 @@ def test_the_order_of_a_walk_is_that_of_the_list(tmp_path):
     assert len(list(walk(tmp_path))) == 6
 
 
-def test_names_take_a_few_bytes_each_and_any_sign():
+def test_names_take_a_few_bytes_each_and_any_sign() -> None:
     names = [f"n{i:08}/ééé\udcff{i}.jpg" for i in range(1000)]
     kept = Names(names)
     assert list(kept) == names
@@ -318,9 +338,9 @@ def test_names_take_a_few_bytes_each_and_any_sign():
     assert kept._text.nbytes + kept._ends.nbytes < 40 * 1000
 
 
-def test_fraction_number_and_list(folder):
-    def names(**more):
-        train = source("stream", test_fraction=0.0, **more).load(folder, 0.0, 0).train
+def test_fraction_number_and_list(folder: Path) -> None:
+    def names(**more: Any) -> list[Any]:
+        train: Any = source("stream", test_fraction=0.0, **more).load(folder, 0.0, 0).train
         return [train.photos.names[i] for i in range(len(train))]
 
     assert len(names()) == 14
@@ -352,9 +372,10 @@ def test_fraction_number_and_list(folder):
         ("per_class", 0, "per_class must be at least 1"),
     ],
 )
-def test_wrong_options(option, value, message):
+def test_wrong_options(option: str, value: Any, message: str) -> None:
+    options: dict[str, Any] = {option: value}
     with pytest.raises(ValueError, match=message):
-        ImageFolder("set", **{option: value})
+        ImageFolder("set", **options)
 
 
 OPTIONS = [
@@ -365,7 +386,9 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("kind", [ImageFolder, ImageTable, HuggingFace, WebDataset])
-def test_every_source_of_photos_takes_the_same_options_after_its_own(kind):
+def test_every_source_of_photos_takes_the_same_options_after_its_own(
+    kind: Callable[..., PhotoSource],
+) -> None:
     parameters = inspect.signature(kind).parameters
     assert list(parameters)[-len(OPTIONS) :] == OPTIONS
     folders = inspect.signature(ImageFolder).parameters
@@ -375,15 +398,15 @@ def test_every_source_of_photos_takes_the_same_options_after_its_own(kind):
 
 
 @pytest.mark.parametrize("second", [64, "cat"])
-def test_a_second_argument_that_is_no_list_of_classes(second):
+def test_a_second_argument_that_is_no_list_of_classes(second: int | str) -> None:
     message = f"classes must be a list of folders' names, got {second!r}; give other options by"
-    source = ImageFolder("set")
+    source: Any = ImageFolder("set")
     source.classes = second  # run-time type checks, which are on here, refuse it as an argument
     with pytest.raises(ValueError, match=message):
         source.__post_init__()
 
 
-def test_a_full_disk_under_the_cache_is_a_line(full_disk, folder):
+def test_a_full_disk_under_the_cache_is_a_line(full_disk: Path, folder: Path) -> None:
     whole = ImageFolder("set", size=64, storage="cache", cache=str(full_disk))
     with pytest.raises(DataError, match="the cache of decoded images cannot be written"):
         whole.load(folder, 0.0, 0)

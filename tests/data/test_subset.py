@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,14 +9,14 @@ from vision_attn.data import Batches, ImageFolder, Planted, Shuffled, Subset
 from vision_attn.data.draws import Draws
 
 
-def test_a_share_and_a_number_of_each_class():
+def test_a_share_and_a_number_of_each_class() -> None:
     whole = Planted(size=16, train=70, val=5, test=5)
     expected = whole.load(Path(), 0.1, 0)
-    few = Subset(whole, fraction=0.3).load(Path(), 0.1, 0)
-    more = Subset(whole, fraction=0.6).load(Path(), 0.1, 0)
-    assert torch.bincount(few.train.labels).tolist() == [2] * 10
-    assert set(few.train.items) < set(more.train.items)
-    one = Subset(whole, per_class=1).load(Path(), 0.1, 0).train
+    few: Any = Subset(whole, fraction=0.3).load(Path(), 0.1, 0).train
+    more: Any = Subset(whole, fraction=0.6).load(Path(), 0.1, 0).train
+    assert torch.bincount(few.labels).tolist() == [2] * 10
+    assert set(few.items) < set(more.items)
+    one: Any = Subset(whole, per_class=1).load(Path(), 0.1, 0).train
     assert sorted(one.labels.tolist()) == list(range(10))
     items = np.arange(10)
     there = one.items
@@ -30,7 +31,7 @@ def test_a_share_and_a_number_of_each_class():
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_some_of_a_stream_have_their_own_labels(tmp_path, workers):
+def test_some_of_a_stream_have_their_own_labels(tmp_path: Path, workers: int) -> None:
     from PIL import Image
 
     for label, name in enumerate(("ant", "bee", "cat")):

@@ -1,4 +1,5 @@
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -23,8 +24,8 @@ class SlowSet(TensorSet):
 )
 @pytest.mark.parametrize("kind", [InOrder, Shuffled])
 def test_an_epoch_shows_every_item_once_whatever_the_number_of_processes(
-    kind, length, batch_size, world
-):
+    kind: Callable[..., InOrder], length: int, batch_size: int, world: int
+) -> None:
     shares = [list(kind(length, batch_size, rank, world).batches()) for rank in range(world)]
     assert {len(share) for share in shares} == {len(kind(length, batch_size, 0, world))}
     sizes = [len(items) for share in shares for items in share]
@@ -36,7 +37,7 @@ def test_an_epoch_shows_every_item_once_whatever_the_number_of_processes(
     )
 
 
-def test_two_processes_see_what_one_sees_at_twice_the_batch_size():
+def test_two_processes_see_what_one_sees_at_twice_the_batch_size() -> None:
     one = Shuffled(96, 16, seed=3)
     two = [Shuffled(96, 8, rank, 2, seed=3) for rank in range(2)]
     for order in (one, *two):
@@ -45,7 +46,7 @@ def test_two_processes_see_what_one_sees_at_twice_the_batch_size():
         np.testing.assert_array_equal(whole, np.concatenate(shares))
 
 
-def test_the_order_is_a_function_of_seed_and_epoch():
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     order = Shuffled(101, 10, seed=1)
     first = order.items()
     order.set_epoch(1)
@@ -55,7 +56,7 @@ def test_the_order_is_a_function_of_seed_and_epoch():
     assert (Shuffled(101, 10, seed=2).items() != first).mean() > 0.9
 
 
-def test_errors():
+def test_errors() -> None:
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         InOrder(10, 0)
     with pytest.raises(ValueError, match="3 images cannot be divided among 4 processes"):
@@ -63,7 +64,7 @@ def test_errors():
 
 
 @pytest.mark.parametrize("kind", [TensorSet, SlowSet])
-def test_batches_hold_the_images_and_labels_of_their_items(kind):
+def test_batches_hold_the_images_and_labels_of_their_items(kind: Callable[..., TensorSet]) -> None:
     whole = small_set(101)
     loader = Batches(kind(whole.images, whole.labels), Shuffled(101, 10))
     assert len(loader) == len(list(loader)) == 11
@@ -73,7 +74,7 @@ def test_batches_hold_the_images_and_labels_of_their_items(kind):
 
 
 @pytest.mark.parametrize("kind", [TensorSet, SlowSet])
-def test_a_loader_goes_on_where_another_stopped(kind):
+def test_a_loader_goes_on_where_another_stopped(kind: Callable[..., TensorSet]) -> None:
     whole = small_set(101)
 
     def loader() -> Batches:
@@ -92,7 +93,7 @@ def test_a_loader_goes_on_where_another_stopped(kind):
     assert len(list(second)) == 11  # and the epoch after that is whole
 
 
-def test_a_loader_saved_at_the_end_of_an_epoch_starts_the_next():
+def test_a_loader_saved_at_the_end_of_an_epoch_starts_the_next() -> None:
     first = Batches(small_set(101), Shuffled(101, 10))
     list(itertools.islice(first, 4))  # an epoch that the trainer cut short
     second = Batches(small_set(101), Shuffled(101, 10))
@@ -101,7 +102,7 @@ def test_a_loader_saved_at_the_end_of_an_epoch_starts_the_next():
     assert len(list(second)) == 11
 
 
-def test_a_batch_moves_with_its_random_numbers():
+def test_a_batch_moves_with_its_random_numbers() -> None:
     batch = next(iter(Batches(small_set(11), InOrder(11, 4)))).to("meta")
     assert batch.images.device.type == batch.labels.device.type == "meta"
     assert batch.draws.uniform(1).device.type == "meta"

@@ -1,4 +1,5 @@
 from math import atan, degrees
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +18,14 @@ def picture(height: int = 37, width: int = 53) -> torch.Tensor:
     return (image * 255).to(torch.uint8)
 
 
-def _affine(image: torch.Tensor, **how) -> torch.Tensor:
+def _affine(image: torch.Tensor, **how: Any) -> torch.Tensor:
     defaults = {"angle": 0.0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0]}
     return tv.affine(
         image.float() / 255, **(defaults | how), fill=0.5, interpolation=InterpolationMode.BILINEAR
     )
 
 
-def _shear(image, strength, axis):
+def _shear(image: Any, strength: Any, axis: int) -> torch.Tensor:
     shear = [0.0, 0.0]
     shear[axis] = degrees(atan(0.99 * strength))
     return _affine(image, shear=shear, center=[0, 0])
@@ -61,7 +62,7 @@ ORACLES = {
 
 
 @pytest.mark.parametrize("name", ORACLES)
-def test_every_operation_is_torchvisions_or_pillows(name):
+def test_every_operation_is_torchvisions_or_pillows(name: str) -> None:
     assert [operation.__name__ for operation in trivial.OPERATIONS] == list(ORACLES)
     images = torch.stack([picture() for _ in range(5)])
     strengths = torch.tensor([-1.0, -0.59375, 0.03125, 0.5, 0.9375])  # whole pixels of 32
@@ -73,13 +74,13 @@ def test_every_operation_is_torchvisions_or_pillows(name):
         assert differs.float().mean() < (0.05 if name in list(ORACLES)[:5] else 1e-9)
 
 
-def test_flat_images_stay():
+def test_flat_images_stay() -> None:
     flat = torch.full((3, 3, 7, 11), 0.25)
     for operation in (trivial.autocontrast, trivial.equalize):
         torch.testing.assert_close(operation(flat, torch.ones(3)), flat, atol=2e-3, rtol=0)
 
 
-def test_every_operation_is_drawn_about_equally():
+def test_every_operation_is_drawn_about_equally() -> None:
     which = (Draws(0, 0, np.arange(14_000)).uniform(3)[:, 0] * 14).long().bincount()
     assert len(which) == 14
     assert which.min() > 850
