@@ -8,7 +8,7 @@ TINY = (Path(__file__).parents[1] / "tiny.yaml").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory) -> Path:
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one finished run of the tiny config."""
     from vision_attn import fit
 
@@ -18,7 +18,7 @@ def fitted(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, with tiny.yaml."""
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(TINY)

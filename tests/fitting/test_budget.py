@@ -1,7 +1,9 @@
 """How many epochs fit into some minutes: beside a network that takes a known time for a step."""
 
+from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -32,11 +34,11 @@ SMALL = {
 
 
 @pytest.fixture
-def slow(monkeypatch):
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step of training waits."""
     forward = ViT.forward
 
-    def waiting(self, images):
+    def waiting(self: Any, images: torch.Tensor) -> torch.Tensor:
         if self.training:
             sleep(STEP)
         return forward(self, images)
@@ -44,7 +46,7 @@ def slow(monkeypatch):
     monkeypatch.setattr(ViT, "forward", waiting)
 
 
-def words(folder, **changes):
+def words(folder: Path, **changes: Any) -> list[Any]:
     options = SMALL | changes | {"trainer.default_root_dir": str(folder)}
     return [
         "--config",
@@ -53,7 +55,7 @@ def words(folder, **changes):
     ]
 
 
-def test_a_length_is_whole_epochs_or_where_they_are_few_shorter_ones():
+def test_a_length_is_whole_epochs_or_where_they_are_few_shorter_ones() -> None:
     assert Length.of(7.99, 10) == Length(7)
     assert Length.of(5.0, 10) == Length(5)
     assert Length.of(3.2, 10) == Length(4, 8)
@@ -68,7 +70,7 @@ def test_a_length_is_whole_epochs_or_where_they_are_few_shorter_ones():
     ]
 
 
-def test_images_grow_in_time():
+def test_images_grow_in_time() -> None:
     data = SimpleNamespace(augment=[ProgressiveResizing([8, 12, 16], [0, 4, 8])])
     assert sizes(data, 25) == [(0, 4 / 25), (4, 4 / 25), (8, 17 / 25)]
     assert sizes(data, 6) == [(0, 4 / 6), (4, 2 / 6)]
@@ -84,7 +86,7 @@ def test_images_grow_in_time():
     assert (trainer.max_epochs, trainer.limit_train_batches) == (1, 7)
 
 
-def test_an_epoch_is_its_steps_and_its_validation():
+def test_an_epoch_is_its_steps_and_its_validation() -> None:
     """The first two steps make kernels; the median is not moved by one that had to wait."""
     ends = [0.0, 9.0, 13.0, 14.0, 15.0, 16.0, 30.0, 31.0]
     clock = Clock(1.0, ends, validated=[0.5, 0.25, 4.0], batches=100)
@@ -92,8 +94,10 @@ def test_an_epoch_is_its_steps_and_its_validation():
     assert Clock(1.0, [0.0, 3.0], batches=10).seconds(0) == 30.0
 
 
-def test_what_comes_before_the_first_step_counts_among_the_minutes(monkeypatch):
-    def rehearse(clock, epoch, *_):
+def test_what_comes_before_the_first_step_counts_among_the_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rehearse(clock: Any, epoch: Any, *_: Any) -> None:
         now = iter([100.0, 112.0])  # the fit starts, then its first step
         monkeypatch.setattr("vision_attn.fitting.budget.perf_counter", lambda: next(now))
         clock.on_fit_start(trainer, model)
@@ -112,7 +116,7 @@ def test_what_comes_before_the_first_step_counts_among_the_minutes(monkeypatch):
 
 
 @pytest.mark.parametrize("epochs", [5, 0.4])
-def test_as_many_epochs_as_fit(epochs, slow, tmp_path):
+def test_as_many_epochs_as_fit(epochs: float, slow: None, tmp_path: Path) -> None:
     """Each step waits, so that no more epochs fit than these; a slow machine may fit fewer."""
     minutes = 1.3 * epochs * STEPS * STEP / 60
     run = make_run("fit", words(tmp_path, minutes=minutes))
@@ -124,7 +128,7 @@ def test_as_many_epochs_as_fit(epochs, slow, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rehearsal_leaves_nothing(tmp_path):
+def test_a_rehearsal_leaves_nothing(tmp_path: Path) -> None:
     """The run with minutes is, to the bit, the run of as many epochs."""
     run = fit("vit_planted", SMALL, minutes=0.03, output=tmp_path / "minutes")
     config = yaml.safe_load((run.folder / "config.yaml").read_text())["trainer"]
@@ -144,23 +148,24 @@ def test_a_rehearsal_leaves_nothing(tmp_path):
     }
 
 
-def test_a_rehearsal_of_callbacks_that_draw_or_log_leaves_no_files(tmp_path):
+def test_a_rehearsal_of_callbacks_that_draw_or_log_leaves_no_files(tmp_path: Path) -> None:
     """Of the shipped config's heatmaps too; those of Lightning want a logger, or draw a bar."""
     given = words(tmp_path, minutes=0.01, **{"trainer.enable_progress_bar": True})
     given.remove("--trainer.callbacks=[]")
     for name in ("LearningRateMonitor", "TQDMProgressBar"):
         given.append(f"--trainer.callbacks+=lightning.pytorch.callbacks.{name}")
     run = make_run("fit", given)
-    kinds = {type(callback).__name__ for callback in run.trainer.callbacks}
+    kinds = {type(callback).__name__ for callback in vars(run.trainer)["callbacks"]}
     assert {"WatchHeatmaps", "LearningRateMonitor", "TQDMProgressBar"} <= kinds
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_epochs_without_end_are_planned_as_lightnings_default(tmp_path):
-    resizing = {"class_path": "vision_attn.data.ProgressiveResizing"}
+def test_epochs_without_end_are_planned_as_lightnings_default(tmp_path: Path) -> None:
+    resizing: dict[str, Any] = {"class_path": "vision_attn.data.ProgressiveResizing"}
     resizing["init_args"] = {"sizes": [32, 64], "epochs": [0, 500]}
     changes = {"trainer.max_epochs": -1, "data.augment": [resizing]}
     run = make_run("fit", words(tmp_path, minutes=0.01, **changes))
+    assert run.trainer.max_epochs is not None
     assert run.trainer.max_epochs >= 1
     assert run.datamodule.augment[0].epochs == [0, round(500 * run.trainer.max_epochs / 1000)]
 
@@ -174,7 +179,9 @@ def test_epochs_without_end_are_planned_as_lightnings_default(tmp_path):
         (["--minutes", "soon"], "minutes: expected float, got soon"),
     ],
 )
-def test_minutes_are_refused_where_they_cannot_be_kept(given, message, tmp_path, capsys):
+def test_minutes_are_refused_where_they_cannot_be_kept(
+    given: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "vit_planted/version_0").mkdir(parents=True)
     (tmp_path / "vit_planted/version_0/last.ckpt").write_bytes(b"")
     assert main(["fit", *words(tmp_path), *given]) == 2

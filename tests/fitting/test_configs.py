@@ -10,7 +10,7 @@ from vision_attn.fitting.configs import about, find_config, shipped_configs, val
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def test_every_config_has_a_first_line_and_an_expected_score():
+def test_every_config_has_a_first_line_and_an_expected_score() -> None:
     found = shipped_configs()
     assert found == {path.stem: path for path in sorted(CONFIGS.glob("*.yaml"))}
     for path in found.values():
@@ -20,7 +20,7 @@ def test_every_config_has_a_first_line_and_an_expected_score():
         assert expected
 
 
-def test_the_comment_of_a_config(tmp_path):
+def test_the_comment_of_a_config(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(
         "# A net, on\n# photos; no download. More.\n#\n#   x\n#\n# expected: 97.9 %\n# b\na: 1\n"
@@ -30,7 +30,7 @@ def test_the_comment_of_a_config(tmp_path):
     assert about(path) == ("", "")
 
 
-def test_a_config_is_found_from_anywhere(tmp_path, monkeypatch):
+def test_a_config_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("vit_planted", "vit_planted.yaml"):
         assert find_config(name) == CONFIGS / "vit_planted.yaml"
@@ -43,7 +43,9 @@ def test_a_config_is_found_from_anywhere(tmp_path, monkeypatch):
             find_config(name)
 
 
-def test_the_command_lists_and_prints_them(capsys, monkeypatch, tmp_path):
+def test_the_command_lists_and_prints_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["configs"]) == 0
     out = capsys.readouterr().out
@@ -57,14 +59,16 @@ def test_the_command_lists_and_prints_them(capsys, monkeypatch, tmp_path):
     assert "no config named 'vit_plantd'; did you mean vit_planted" in capsys.readouterr().err
 
 
-def test_words_and_their_values():
+def test_words_and_their_values() -> None:
     words = ["-c", "a", "--x", "1", "--config=b", "--config"]
     assert values_of(words, "-c", "--config") == ["a", "b"]
     assert without(words) == ["--x", "1"]
     assert without(["--allow", "a", "b", "--allow=c"], "--allow") == ["b"]
 
 
-def test_a_wheel_has_them_inside_the_package(tmp_path, monkeypatch):
+def test_a_wheel_has_them_inside_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vision_attn.fitting import configs
 
     (tmp_path / "vision_attn/configs").mkdir(parents=True)
@@ -75,7 +79,7 @@ def test_a_wheel_has_them_inside_the_package(tmp_path, monkeypatch):
     assert shipped_configs() == {}
 
 
-def test_the_wheel_takes_them_along():
+def test_the_wheel_takes_them_along() -> None:
     import tomllib
 
     build = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]

@@ -3,11 +3,13 @@
 import csv
 import json
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
 import vision_attn
+from vision_attn.types import LoadedSequences, Model
 
 SMALL = {
     "data.source.train": 40,
@@ -20,7 +22,9 @@ SMALL = {
 }
 
 
-def test_a_run_is_its_folder_its_metrics_and_its_best_model(tmp_path, capsys):
+def test_a_run_is_its_folder_its_metrics_and_its_best_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     handler = signal.getsignal(signal.SIGINT)
     run = vision_attn.fit("vit_planted", SMALL, max_epochs=2, output=tmp_path, name="mine", seed=7)
     assert capsys.readouterr().out == ""
@@ -36,6 +40,7 @@ def test_a_run_is_its_folder_its_metrics_and_its_best_model(tmp_path, capsys):
     assert run.metrics[-1]["test/top1"] == run.summary["test/top1"]
     assert run.model.network.head.in_features == 12
     assert run.model is run.model
+    assert isinstance(run.model, Model)
     assert len(run.model.classes) == 10
     saved = torch.load(run.best, weights_only=True)["state_dict"]
     assert torch.equal(run.model.network.head.weight, saved["network.head.weight"])
@@ -46,7 +51,7 @@ def test_a_run_is_its_folder_its_metrics_and_its_best_model(tmp_path, capsys):
     assert {row["epoch"] for row in again.metrics if "train/loss" in row} == {2}
 
 
-def test_sequences_are_trained_too(tmp_path):
+def test_sequences_are_trained_too(tmp_path: Path) -> None:
     small = {k: v for k, v in SMALL.items() if not k.startswith("model")}
     small |= {
         "data.source.train": 8,
@@ -56,6 +61,7 @@ def test_sequences_are_trained_too(tmp_path):
     }
     run = vision_attn.fit("additive_dates", small, max_epochs=1, output=tmp_path)
     assert "test/exact" in run.summary
+    assert isinstance(run.model, LoadedSequences)
     assert set(run.model.vocabularies) == {"source", "target"}
 
 
@@ -69,7 +75,9 @@ def test_sequences_are_trained_too(tmp_path):
         ({"name": "../x"}, "expected the name of a folder"),
     ],
 )
-def test_a_wrong_value_is_one_line(overrides, message, tmp_path):
+def test_a_wrong_value_is_one_line(
+    overrides: dict[str, int | str], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError) as caught:
         vision_attn.fit("vit_planted", {**SMALL, **overrides}, output=tmp_path)
     assert message in str(caught.value)

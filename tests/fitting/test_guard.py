@@ -1,18 +1,20 @@
 """What a config may be, and how large."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
 from vision_attn.fitting.guard import check_yaml
 
 
-def config(tmp_path, text, name="a.yaml"):
+def config(tmp_path: Path, text: str, name: str = "a.yaml") -> Path:
     path = tmp_path / name
     path.write_text(text)
     return path
 
 
-def test_aliases_are_part_of_yaml(tmp_path):
+def test_aliases_are_part_of_yaml(tmp_path: Path) -> None:
     text = "model: &one {a: 1}\ndata: *one\ntrainer: {<<: *one, b: [*one, *one]}\n"
     assert check_yaml(config(tmp_path, text)) == yaml.safe_load(text)
 
@@ -41,18 +43,18 @@ def bomb(levels: int) -> str:
         ("data: [a]", r"data: expected options by name, got \['a'\]"),
     ],
 )
-def test_a_config_without_an_end_is_one_line(text, message, tmp_path):
+def test_a_config_without_an_end_is_one_line(text: str, message: str, tmp_path: Path) -> None:
     path = config(tmp_path, text)
     with pytest.raises(ValueError, match=message) as caught:
         check_yaml(path)
     assert str(caught.value).startswith(str(path))
 
 
-def test_as_many_values_as_the_written_out_aliases_have(tmp_path):
+def test_as_many_values_as_the_written_out_aliases_have(tmp_path: Path) -> None:
     assert len(check_yaml(config(tmp_path, bomb(4)))) == 4  # 10 + 100 + 1000 + 10000
 
 
-def test_the_files_that_a_config_names_are_read_too(tmp_path):
+def test_the_files_that_a_config_names_are_read_too(tmp_path: Path) -> None:
     config(tmp_path, bomb(9), "network.yaml")
     outer = config(tmp_path, "model: {network: network.yaml}", "outer.yaml")
     with pytest.raises(ValueError, match=r"network\.yaml: more than 100000 values"):

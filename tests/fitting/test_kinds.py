@@ -1,7 +1,8 @@
 """What a config may name, option by option, and where the classes of a config may write."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,16 +12,17 @@ from torch.optim import Optimizer
 import vision_attn
 from vision_attn.fitting.kinds import KINDS, classes_in, only_packages, type_args
 from vision_attn.fitting.making import make_run
+from vision_attn.fitting.run import TrainingRun
 
 CALLBACKS = "lightning.pytorch.callbacks"
 LOGGERS = "lightning.pytorch.loggers"
 
 
-def spec(class_path, /, **init_args):
+def spec(class_path: str, /, **init_args: Any) -> dict[Any, Any]:
     return {"class_path": class_path, "init_args": init_args}
 
 
-def configured(tiny, option, value) -> str:
+def configured(tiny: str, option: str, value: Any) -> str:
     """Write tiny.yaml with another value of a dotted option; its name."""
     content = yaml.safe_load(tiny)
     *outer, last = option.split(".")
@@ -32,7 +34,7 @@ def configured(tiny, option, value) -> str:
     return "tiny.yaml"
 
 
-def refusal(tiny, option, value, *words, **options) -> str:
+def refusal(tiny: str, option: str, value: Any, *words: Any, **options: Any) -> str:
     """What `fit` says of a config with this value before it has built anything."""
     config = configured(tiny, option, value)
     with pytest.raises(ValueError) as caught:
@@ -42,19 +44,21 @@ def refusal(tiny, option, value, *words, **options) -> str:
     return str(caught.value)
 
 
-def accepted(tiny, option, value, *words, **options):
+def accepted(
+    tiny: str, option: str, value: dict[Any, Any] | str | list[str], *words: Any, **options: Any
+) -> TrainingRun:
     """The run of a config with this value."""
     return make_run("fit", ["--config", configured(tiny, option, value), *words], **options)
 
 
-def launcher(program):
+def launcher(program: str) -> dict[Any, Any]:
     """A callable of torch that starts a program."""
     api = "torch.distributed.launcher.api"
     sizes = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1}
     return spec(f"{api}.elastic_launch", config=spec(f"{api}.LaunchConfig", **sizes), entrypoint=program)  # fmt: skip
 
 
-def test_a_callable_of_torch_that_starts_a_program_is_no_hook(here, tiny):
+def test_a_callable_of_torch_that_starts_a_program_is_no_hook(here: Path, tiny: str) -> None:
     program = here / "program"
     program.write_text(f"#!/bin/sh\ntouch {here}/started\n")
     program.chmod(0o755)
@@ -92,7 +96,9 @@ HOOK = f"{CALLBACKS}.LambdaCallback"
         ),
     ],
 )  # fmt: skip
-def test_no_class_is_taken_where_a_function_is_called(option, value, here, tiny):
+def test_no_class_is_taken_where_a_function_is_called(
+    option: str, value: dict[Any, Any], here: Path, tiny: str
+) -> None:
     line = refusal(tiny, option, value)
     assert "a config cannot name what is called here: " in line
     assert line.startswith(f"{option}.")
@@ -115,7 +121,9 @@ def test_no_class_is_taken_where_a_function_is_called(option, value, here, tiny)
         ),
     ],
 )  # fmt: skip
-def test_no_class_is_taken_where_a_function_of_numbers_is_called(option, value, here, tiny):
+def test_no_class_is_taken_where_a_function_of_numbers_is_called(
+    option: str, value: dict[Any, Any], here: Path, tiny: str
+) -> None:
     assert refusal(tiny, option, value).startswith(option)
 
 
@@ -138,14 +146,16 @@ def test_no_class_is_taken_where_a_function_of_numbers_is_called(option, value, 
         ("trainer.strategy", "lightning.fabric.strategies.DDPStrategy"),
     ],
 )
-def test_a_class_from_elsewhere_in_the_libraries_is_refused(option, path, here, tiny):
+def test_a_class_from_elsewhere_in_the_libraries_is_refused(
+    option: str, path: str, here: Path, tiny: str
+) -> None:
     value = [spec(path)] if option == "data.augment" else spec(path)
     line = refusal(tiny, option, value)
     assert path.rpartition(".")[2] in line
     assert " refused" in line or " was not imported" in line or " is not a " in line
 
 
-def test_a_wrapper_of_the_libraries_is_refused(here, tiny):
+def test_a_wrapper_of_the_libraries_is_refused(here: Path, tiny: str) -> None:
     network = spec("torch.nn.DataParallel", module=spec("torch.nn.Identity"))
     line = refusal(tiny, "model.network", network)
     assert line.startswith("model.network: torch.nn.DataParallel was refused: expected a class of ")
@@ -153,14 +163,14 @@ def test_a_wrapper_of_the_libraries_is_refused(here, tiny):
 
 
 @pytest.mark.parametrize("path", ["SavedConfig", "RunLogger"])
-def test_what_a_run_makes_itself_is_refused(path, here, tiny):
+def test_what_a_run_makes_itself_is_refused(path: str, here: Path, tiny: str) -> None:
     option = "trainer.logger" if path == "RunLogger" else "trainer.callbacks"
     options = {"folder": "x"} | ({"text": "a"} if path == "SavedConfig" else {})
     line = refusal(tiny, option, spec(f"vision_attn.fitting.records.{path}", **options))
     assert f"{path} is made by vision-attn itself: leave it out" in line
 
 
-def test_the_predictions_of_a_config_overwrite_nothing(here, tiny):
+def test_the_predictions_of_a_config_overwrite_nothing(here: Path, tiny: str) -> None:
     Path("notes.txt").write_text("mine")
     value = spec("vision_attn.training.Predictions", path="notes.txt")
     assert "made by vision-attn itself" in refusal(tiny, "trainer.callbacks", value)
@@ -173,7 +183,7 @@ def test_the_predictions_of_a_config_overwrite_nothing(here, tiny):
 
 
 @pytest.fixture
-def mine(here, monkeypatch):
+def mine(here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A package of the user's own."""
     monkeypatch.syspath_prepend(str(here))
     Path("mine_alone.py").write_text(
@@ -189,19 +199,20 @@ def mine(here, monkeypatch):
 @pytest.mark.parametrize(
     "hook", [spec("mine_alone.Hook"), "mine_alone.hook", spec("mine_alone.Hook", x=1)][:2]
 )
-def test_allow_opens_a_package_for_what_is_called_too(hook, mine, tiny):
+def test_allow_opens_a_package_for_what_is_called_too(hook: Any, mine: str, tiny: str) -> None:
     value = spec(HOOK, on_fit_start=hook)
     name = hook if isinstance(hook, str) else hook["class_path"]
     assert f"{name} was not imported" in refusal(tiny, "trainer.callbacks", value)
     run = accepted(tiny, "trainer.callbacks", value, allow=[mine])
-    (callback,) = [c for c in run.trainer.callbacks if type(c).__name__ == "LambdaCallback"]
+    callbacks = vars(run.trainer)["callbacks"]
+    (callback,) = [c for c in callbacks if type(c).__name__ == "LambdaCallback"]
     assert type(callback.on_fit_start).__module__ in (mine, "builtins")
     other = spec(HOOK, on_fit_start=spec("torch.nn.Identity"))
     with pytest.raises(ValueError, match="a config cannot name what is called here"):
         accepted(tiny, "trainer.callbacks", other, allow=[mine])
 
 
-def test_what_an_allowed_class_reads_may_lie_anywhere(mine, tiny):
+def test_what_an_allowed_class_reads_may_lie_anywhere(mine: str, tiny: str) -> None:
     value = spec("mine_alone.Source", path="/data/photos")
     assert accepted(tiny, "data.source", value, allow=[mine])
 
@@ -214,7 +225,9 @@ def test_what_an_allowed_class_reads_may_lie_anywhere(mine, tiny):
         {"act_layer": {"class_path": "torch.nn.GELU"}},
     ],
 )
-def test_a_class_among_plain_values_is_neither_imported_nor_built(value, here, tiny):
+def test_a_class_among_plain_values_is_neither_imported_nor_built(
+    value: dict[str, str | list[dict[str, Collection[str]]] | dict[str, str]], here: Path, tiny: str
+) -> None:
     import sys
 
     network = spec("vision_attn.models.TimmModel", name="test_vit", model_args=value)
@@ -262,14 +275,16 @@ def test_a_class_among_plain_values_is_neither_imported_nor_built(value, here, t
         ("trainer.accelerator", spec("lightning.pytorch.accelerators.CPUAccelerator")),
     ],
 )
-def test_what_runs_are_made_of_is_taken(option, value, here, tiny):
+def test_what_runs_are_made_of_is_taken(
+    option: str, value: str | list[str], here: Path, tiny: str
+) -> None:
     assert accepted(tiny, option, value)
 
 
 # Where the classes of a config write.
 
 
-def dotted(tmp_path) -> list[str]:
+def dotted(tmp_path: Path) -> list[str]:
     return [str(tmp_path.parent / "x"), "../x", "a/../../x", "~/x", "file:///x", "s3://bucket/x"]
 
 
@@ -292,15 +307,15 @@ WRITERS = [
 @pytest.mark.parametrize("folder", range(6))
 @pytest.mark.parametrize(("option", "path", "name", "others"), WRITERS)
 def test_a_config_alone_has_no_files_written_elsewhere(
-    option, path, name, others, folder, here, tiny
-):
+    option: str, path: str, name: str, others: dict[str, str], folder: int, here: Path, tiny: str
+) -> None:
     place = dotted(here)[folder]
     line = refusal(tiny, option, spec(path, **others, **{name: place}))
     assert line.startswith(f"{option}.{name}: {place} lies outside of the working folder")
     assert line.endswith(f"to allow it type --{option}.{name} {place}")
 
 
-def test_a_cache_elsewhere_must_be_typed(here, tiny):
+def test_a_cache_elsewhere_must_be_typed(here: Path, tiny: str) -> None:
     place = str(here.parent / "cache")
     Path("photos/a").mkdir(parents=True)
     source = spec("vision_attn.data.ImageFolder", path="photos", cache=place)
@@ -308,7 +323,9 @@ def test_a_cache_elsewhere_must_be_typed(here, tiny):
     assert accepted(tiny, "data.source", source, f"--data.source.cache={place}")
 
 
-def test_a_typed_folder_and_what_lies_in_the_typed_output_are_allowed(here, tiny):
+def test_a_typed_folder_and_what_lies_in_the_typed_output_are_allowed(
+    here: Path, tiny: str
+) -> None:
     place = str(here.parent / "elsewhere")
     logger = spec(f"{LOGGERS}.CSVLogger", save_dir=place)
     assert accepted(tiny, "trainer.logger", logger, f"--trainer.logger.save_dir={place}")
@@ -320,14 +337,14 @@ def test_a_typed_folder_and_what_lies_in_the_typed_output_are_allowed(here, tiny
     assert make_run("fit", ["--config", config]).folder == Path(place, "tiny/version_1")
 
 
-def test_a_value_for_another_library_is_plain(here, tiny):
+def test_a_value_for_another_library_is_plain(here: Path, tiny: str) -> None:
     value = spec(f"{LOGGERS}.TensorBoardLogger", save_dir="x")
     value["dict_kwargs"] = {"writer": {"file": "x"}}
     line = refusal(tiny, "trainer.logger", value)
     assert "trainer.logger.writer: TensorBoardLogger hands it on to another library" in line
 
 
-def test_the_classes_in_a_type():
+def test_the_classes_in_a_type() -> None:
     hint = list[nn.Module] | Callable[[int], Optimizer] | Callable[..., object] | type[nn.ReLU]
     assert list(classes_in(hint | None)) == [nn.Module, Optimizer, type(None)]
     assert list(classes_in(Callable)) == list(classes_in(object)) == []
@@ -335,14 +352,14 @@ def test_the_classes_in_a_type():
     assert list(type_args(set[type[nn.ReLU]] | Callable[[type[nn.GELU]], bool])) == [nn.ReLU]
 
 
-def test_every_kind_is_known_to_be_imported():
+def test_every_kind_is_known_to_be_imported() -> None:
     with only_packages():
         for kind in KINDS:
             for module in kind.modules:
                 __import__(module)
 
 
-def test_the_page_lists_every_kind():
+def test_the_page_lists_every_kind() -> None:
     root = Path(vision_attn.__file__).parents[1]
     page = (root / "docs/reference/config_classes.md").read_text(encoding="utf-8")
     rows = [row.split("|")[2:4] for row in page.splitlines() if row.startswith("| `")]
@@ -350,6 +367,6 @@ def test_the_page_lists_every_kind():
     assert listed == [(kind.name, ", ".join(kind.modules)) for kind in KINDS]
 
 
-def test_a_name_that_is_no_packages_is_refused():
+def test_a_name_that_is_no_packages_is_refused() -> None:
     with pytest.raises(ValueError, match=r"--allow \.\./x: expected the name of a package"):
         only_packages(["../x"])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ ALONE, TWO = (
 QUICK = ("bf16-true", "SingleDeviceStrategy")  # of those that train
 
 
-def row(words: str, result: str):
+def row(words: str, result: str) -> Any:
     slow = result.startswith("works") and not words.endswith(QUICK)
     return pytest.param(words, result, marks=[pytest.mark.slow] if slow else [])
 
@@ -35,7 +36,13 @@ def said(err: str) -> str:
 
 
 @pytest.mark.parametrize(("words", "result"), [row(*each) for each in ALONE])
-def test_each_option_does_what_the_page_says(words, result, here, capsys, recwarn):
+def test_each_option_does_what_the_page_says(
+    words: Any,
+    result: Any,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     code = main(["fit", "--config", "tiny.yaml", *shlex.split(words)])
     if result.startswith("works"):
         assert code == 0
@@ -49,7 +56,9 @@ def test_each_option_does_what_the_page_says(words, result, here, capsys, recwar
 
 
 @pytest.mark.parametrize(("words", "result"), [each for each in TWO if "says" in each[1]])
-def test_a_strategy_that_cannot_work_says_so(words, result, here, capsys):
+def test_a_strategy_that_cannot_work_says_so(
+    words: Any, result: Any, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["--config", "tiny.yaml", "--trainer.devices", "2", *shlex.split(words)]
     assert main(["fit", *words]) == 2
     assert result.removeprefix("says: ") in said(capsys.readouterr().err)
@@ -57,7 +66,7 @@ def test_a_strategy_that_cannot_work_says_so(words, result, here, capsys):
 
 @pytest.mark.parametrize("words", [each[0] for each in TWO if "works" in each[1]])
 @pytest.mark.slow
-def test_two_processes_train_as_the_page_says(words, here):
+def test_two_processes_train_as_the_page_says(words: Any, here: Path) -> None:
     command = [sys.executable, "-m", "vision_attn", "fit", "--config", "tiny.yaml"]
     alone = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "WORLD_SIZE")}
     command += ["--trainer.devices", "2", *shlex.split(words)]
@@ -73,25 +82,28 @@ PRUNING = [
 ]
 
 
-def test_every_layer_is_pruned_in_training_and_in_the_checkpoint(here):
+def test_every_layer_is_pruned_in_training_and_in_the_checkpoint(here: Path) -> None:
     """Of the first layer too, whose weights a matrix product takes."""
     words = ["--config", "tiny.yaml", *PRUNING, "--trainer.max_epochs=3"]
     run = make_run("fit", words)
     run.fit()
+    assert run.folder is not None
     config = yaml.safe_load((run.folder / "config.yaml").read_text())
     (pruning,) = config["trainer"]["callbacks"]
     assert pruning["init_args"]["pruning_fn"] == "l1_unstructured"
-    assert any(isinstance(callback, ModelPruning) for callback in run.trainer.callbacks)
+    callbacks = vars(run.trainer)["callbacks"]
+    assert any(isinstance(callback, ModelPruning) for callback in callbacks)
     weights = torch.load(run.folder / "last.ckpt", weights_only=True)["state_dict"]
     layers = [w for name, w in weights.items() if name.endswith(("weight", "bias"))]
     zeros = sum(int((w == 0).sum()) for w in layers)
     assert zeros / sum(w.numel() for w in layers) >= 0.25
 
 
-def test_a_run_that_ends_before_it_is_validated_keeps_and_tests_its_weights(here):
+def test_a_run_that_ends_before_it_is_validated_keeps_and_tests_its_weights(here: Path) -> None:
     words = ["--trainer.check_val_every_n_epoch=2", "--trainer.max_epochs"]
     run = make_run("fit", ["--config", "tiny.yaml", *words, "1"])
     run.fit()
+    assert run.folder is not None
     best, last = (
         torch.load(run.folder / f"{name}.ckpt", weights_only=True)["state_dict"]
         for name in ("best", "last")
@@ -101,6 +113,7 @@ def test_a_run_that_ends_before_it_is_validated_keeps_and_tests_its_weights(here
     start = ["--ckpt_path", str(run.folder / "last.ckpt")]
     run = make_run("fit", ["--config", "tiny.yaml", *words, "3", *start])
     run.fit()
+    assert run.folder is not None
     assert torch.load(run.folder / "last.ckpt", weights_only=True)["global_step"] == 6
 
 
@@ -129,6 +142,8 @@ def test_a_run_that_ends_before_it_is_validated_keeps_and_tests_its_weights(here
         ),
     ],
 )
-def test_what_cannot_work_is_said_in_a_line(words, message, here, capsys):
+def test_what_cannot_work_is_said_in_a_line(
+    words: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["fit", "--config", "tiny.yaml", *shlex.split(words)]) == 2
     assert message in said(capsys.readouterr().err)

@@ -1,6 +1,9 @@
 import logging
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -28,11 +31,13 @@ OTHER = ExecutionPlan("32-true", "channels_last", parts=2)
 
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[SimpleNamespace]:
     """What was measured, each time; the last plan is always the fastest, and any run worth it."""
     seen = []
 
-    def last(network, images, plans, in_parts):
+    def last(
+        network: Any, images: torch.Tensor, plans: Any, in_parts: Callable[..., Any]
+    ) -> tuple[Any, dict[Any, float]]:
         seen.append(SimpleNamespace(plans=plans, images=images, in_parts=in_parts))
         return plans[-1], {plan: 10.0 * place for place, plan in enumerate(plans, start=1)}
 
@@ -47,13 +52,13 @@ def measured(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def data():
+def data() -> ImageData:
     data = ImageData(Planted(size=16, train=40, val=8, test=8), batch_size=20)
     data.setup("fit")
     return data
 
 
-def trainer(**changes):
+def trainer(**changes: Any) -> SimpleNamespace:
     usual = {
         "num_nodes": 1,
         "devices": "auto",
@@ -66,11 +71,19 @@ def trainer(**changes):
     return SimpleNamespace(**usual | changes)
 
 
-def vit():
+def vit() -> ImageClassifier:
     return ImageClassifier(ViT(image_size=16, patch_size=8, dim=8, depth=1, heads=2))
 
 
-def chosen(data, *callbacks, model=None, probe=True, precision=None, checkpoint=None, **changes):
+def chosen(
+    data: ImageData,
+    *callbacks: Any,
+    model: ImageClassifier | None = None,
+    probe: bool | ExecutionPlan = True,
+    precision: str | None = None,
+    checkpoint: Any = None,
+    **changes: Any,
+) -> Any:
     return choose(
         model or vit(),
         data,
@@ -82,7 +95,9 @@ def chosen(data, *callbacks, model=None, probe=True, precision=None, checkpoint=
     )
 
 
-def test_all_that_is_left_open_is_measured_and_remembered(measured, data):
+def test_all_that_is_left_open_is_measured_and_remembered(
+    measured: list[SimpleNamespace], data: ImageData
+) -> None:
     choice = chosen(data)
     assert [(p.precision, p.parts) for p in measured[0].plans] == [
         ("bf16-mixed", 2),
@@ -90,16 +105,20 @@ def test_all_that_is_left_open_is_measured_and_remembered(measured, data):
         ("32-true", 2),
         ("32-true", 1),
     ]
+    assert choice is not None
     assert choice.plan == ExecutionPlan("32-true", "contiguous", 1)
     assert measured[0].images.shape[1:] == (3, 16, 16)
     assert str(choice).startswith("32-true, contiguous, whole batches; 4.00 times as fast as bf16")
     again = chosen(data)
     assert len(measured) == 1
+    assert again is not None
     assert again.plan == choice.plan
     assert again.speeds == {}
 
 
-def test_what_is_measured_has_the_size_of_training_images(measured, tmp_path):
+def test_what_is_measured_has_the_size_of_training_images(
+    measured: list[SimpleNamespace], tmp_path: Path
+) -> None:
     for name in ("ant", "bee"):
         (tmp_path / "set" / name).mkdir(parents=True)
         for i in range(20):
@@ -111,7 +130,9 @@ def test_what_is_measured_has_the_size_of_training_images(measured, tmp_path):
     assert measured[0].images.shape[1:] == (3, 16, 16)
 
 
-def test_explicit_options_are_not_measured(measured, data):
+def test_explicit_options_are_not_measured(
+    measured: list[SimpleNamespace], data: ImageData
+) -> None:
     model = ImageClassifier(SpatialCNN(num_classes=10, widths=(8, 8)))
     chosen(data, ChannelsLast(), model=model, precision="32-true")
     assert measured == []  # batch norms: nothing is left open
@@ -138,12 +159,18 @@ def test_explicit_options_are_not_measured(measured, data):
         {"model": torch.nn.Linear(2, 3)},
     ],
 )
-def test_the_usual_rules_hold_elsewhere(measured, data, changes):
+def test_the_usual_rules_hold_elsewhere(
+    measured: list[SimpleNamespace],
+    data: ImageData,
+    changes: dict[str, Any],
+) -> None:
     assert chosen(data, **changes) is None
     assert measured == []
 
 
-def test_nor_is_one_of_several_processes_measured_or_what_is_compiled(measured, data, monkeypatch):
+def test_nor_is_one_of_several_processes_measured_or_what_is_compiled(
+    measured: list[SimpleNamespace], data: ImageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert chosen(data, Compile()) is None
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert chosen(data) is None
@@ -162,7 +189,13 @@ def test_nor_is_one_of_several_processes_measured_or_what_is_compiled(measured, 
         ({"max_epochs": 0}, 0),
     ],
 )
-def test_a_run_must_be_long_enough(measured, data, monkeypatch, changes, images):
+def test_a_run_must_be_long_enough(
+    measured: list[SimpleNamespace],
+    data: ImageData,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    images: float,
+) -> None:
     monkeypatch.setattr(planning, "forward_flops", lambda network, image: 7)
     monkeypatch.setattr(planning, "WORTH", 3 * images * 7)
     assert chosen(data, **changes) is not None
@@ -171,7 +204,9 @@ def test_a_run_must_be_long_enough(measured, data, monkeypatch, changes, images)
         assert chosen(data, **changes) is None
 
 
-def test_a_plan_of_the_config_is_taken_but_for_explicit_options(measured, data):
+def test_a_plan_of_the_config_is_taken_but_for_explicit_options(
+    measured: list[SimpleNamespace], data: ImageData
+) -> None:
     assert chosen(data, probe=OTHER).plan == OTHER
     low = chosen(data, probe=OTHER, precision="bf16-mixed").plan
     assert low == replace(OTHER, precision="bf16-mixed")
@@ -181,19 +216,21 @@ def test_a_plan_of_the_config_is_taken_but_for_explicit_options(measured, data):
     assert measured == []
 
 
-def test_random_numbers_stay_as_they_are(measured, data):
+def test_random_numbers_stay_as_they_are(measured: list[SimpleNamespace], data: ImageData) -> None:
     model, before = vit(), torch.get_rng_state()
     chosen(data, model=model)
     assert len(measured) == 1
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_what_is_wrong_with_a_network_is_left_for_training_to_say(measured, data):
+def test_what_is_wrong_with_a_network_is_left_for_training_to_say(
+    measured: list[SimpleNamespace], data: ImageData
+) -> None:
     assert chosen(data, model=ImageClassifier(torch.nn.Linear(7, 10))) is None
     assert measured == []
 
 
-def test_batch_norms_leave_the_usual_parts_for_evaluation():
+def test_batch_norms_leave_the_usual_parts_for_evaluation() -> None:
     kinds = [type(callback) for callback in computing(OTHER, vit(), [])]
     assert kinds == [Planned, ThreadParallel]
     assert [type(c) for c in computing(OTHER, vit(), [ThreadParallel(3)])] == [Planned]
@@ -201,7 +238,9 @@ def test_batch_norms_leave_the_usual_parts_for_evaluation():
     assert [type(c) for c in computing(OTHER, normed, [])] == [Planned]
 
 
-def test_a_run_computes_as_it_chose_and_goes_on_so(measured, here, tiny):
+def test_a_run_computes_as_it_chose_and_goes_on_so(
+    measured: list[SimpleNamespace], here: Path, tiny: str
+) -> None:
     run = fit("tiny.yaml", output="runs")
     saved = yaml.safe_load((run.folder / "config.yaml").read_text())
     plan = ExecutionPlan("32-true", "contiguous", 1)
@@ -220,27 +259,33 @@ def test_a_run_computes_as_it_chose_and_goes_on_so(measured, here, tiny):
     words += ["--trainer.default_root_dir", "runs"]
     went_on = make_run("fit", [*words, "--ckpt_path", str(run.folder / "last.ckpt")])
     assert len(measured) == 1
+    assert went_on.choice is not None
     assert went_on.choice.plan == plan
     assert went_on.trainer.precision == "32-true"
     assert "32-true, contiguous, whole batches" in went_on.heading()
-    assert [c.threads for c in went_on.trainer.callbacks if isinstance(c, ThreadParallel)] == [1]
+    callbacks: Any = vars(went_on.trainer)["callbacks"]
+    assert [c.threads for c in callbacks if isinstance(c, ThreadParallel)] == [1]
     unplanned = make_run(
         "fit", [*words, "--ckpt_path", str(run.folder / "last.ckpt"), "--probe=false"]
     )
     assert unplanned.choice is None
     by_config = make_run("fit", ["--config", str(run.folder / "config.yaml")])
+    assert by_config.choice is not None
     assert by_config.choice.plan == plan
     assert len(measured) == 1
 
 
-def test_a_run_without_the_probe(measured, here):
+def test_a_run_without_the_probe(measured: list[SimpleNamespace], here: Path) -> None:
     run = make_run("fit", ["--config", "tiny.yaml", "--probe", "false"])
     assert measured == []
     assert run.choice is None
-    assert not any(isinstance(callback, Planned) for callback in run.trainer.callbacks)
+    callbacks = vars(run.trainer)["callbacks"]
+    assert not any(isinstance(callback, Planned) for callback in callbacks)
 
 
-def test_a_checkpoint_without_a_plan_is_gone_on_from_by_the_usual_rules(measured, here):
+def test_a_checkpoint_without_a_plan_is_gone_on_from_by_the_usual_rules(
+    measured: list[SimpleNamespace], here: Path
+) -> None:
     before = fit("tiny.yaml", {"probe": False}, output="runs")
     words = ["--config", "tiny.yaml", "--ckpt_path", str(before.folder / "last.ckpt")]
     run = make_run("fit", [*words, "--trainer.max_epochs", "9"])
@@ -256,13 +301,13 @@ def test_a_checkpoint_without_a_plan_is_gone_on_from_by_the_usual_rules(measured
         ('{"threads": 2}', "threads"),
     ],
 )
-def test_no_such_probe(here, value, message):
+def test_no_such_probe(here: Path, value: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_run("fit", ["--config", "tiny.yaml", "--probe", value])
 
 
 @pytest.fixture
-def load(monkeypatch, caplog):
+def load(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
     """A machine of 4 cores; call it with how many of them other programs leave."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(planning, "usable_cores", lambda: 4)
@@ -273,13 +318,15 @@ def load(monkeypatch, caplog):
     return lambda cores: monkeypatch.setattr("vision_attn.cores.available_cores", lambda: cores)
 
 
-def saved(tmp_path, threads):
+def saved(tmp_path: Path, threads: Any) -> str:
     path = tmp_path / "last.ckpt"
     torch.save({"callbacks": {"KeepThreads": {"threads": threads}}}, path)
     return str(path)
 
 
-def test_a_run_has_as_many_threads_as_have_cores(load, caplog):
+def test_a_run_has_as_many_threads_as_have_cores(
+    load: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     load(3.9)
     assert choose_threads(trainer(), None, None) == 4
     assert caplog.messages == []
@@ -291,7 +338,9 @@ def test_a_run_has_as_many_threads_as_have_cores(load, caplog):
     ]
 
 
-def test_the_config_and_the_checkpoint_say_how_many_threads(load, caplog, tmp_path):
+def test_the_config_and_the_checkpoint_say_how_many_threads(
+    load: Callable[..., Any], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     load(1.0)
     assert choose_threads(trainer(), None, saved(tmp_path, 3)) == 3
     assert choose_threads(trainer(), 2, saved(tmp_path, 3)) == 2
@@ -305,7 +354,9 @@ def test_the_config_and_the_checkpoint_say_how_many_threads(load, caplog, tmp_pa
 
 
 @pytest.mark.parametrize("damaged", [0, -2, True, "2", 1.5, None, [3]])
-def test_a_checkpoint_that_says_nothing_of_threads(load, tmp_path, damaged):
+def test_a_checkpoint_that_says_nothing_of_threads(
+    load: Callable[..., Any], tmp_path: Path, damaged: str | float | list[int] | None
+) -> None:
     load(3.0)
     assert choose_threads(trainer(), None, saved(tmp_path, damaged)) == 3
     torch.save({"callbacks": [1]}, tmp_path / "other.ckpt")
@@ -313,13 +364,17 @@ def test_a_checkpoint_that_says_nothing_of_threads(load, tmp_path, damaged):
 
 
 @pytest.mark.parametrize("changes", [{"accelerator": "gpu"}, {"devices": 2}, {"strategy": "ddp"}])
-def test_threads_are_torchs_and_lightnings_elsewhere(load, changes):
+def test_threads_are_torchs_and_lightnings_elsewhere(
+    load: Callable[..., Any], changes: dict[str, str | int]
+) -> None:
     load(1.0)
     assert choose_threads(trainer(**changes), None, None) is None
     assert choose_threads(trainer(**changes), 3, None) == 3
 
 
-def test_threads_that_wait_without_sleeping_are_told_of_once(load, caplog, monkeypatch):
+def test_threads_that_wait_without_sleeping_are_told_of_once(
+    load: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     load(4.0)
     monkeypatch.setattr(planning, "waits_are_set", lambda: False)
     assert choose_threads(trainer(), 1, None) == 1
@@ -336,18 +391,19 @@ def test_threads_that_wait_without_sleeping_are_told_of_once(load, caplog, monke
 class Counted(Callback):
     """The number of threads of each training step; ends a run after so many epochs."""
 
-    def __init__(self, epochs):
-        self.epochs, self.threads = epochs, []
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+        self.threads: list[int] = []
 
-    def on_train_batch_end(self, *_):
+    def on_train_batch_end(self, *_: Any) -> None:
         self.threads.append(torch.get_num_threads())
 
-    def on_train_epoch_end(self, trainer, *_):
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
         trainer.should_stop = trainer.current_epoch == self.epochs - 1
 
 
 @pytest.fixture
-def two_threads():
+def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -356,9 +412,9 @@ def two_threads():
 
 @pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
 def test_a_run_goes_on_to_the_bit_whatever_the_load(
-    here, tiny, two_threads, monkeypatch, first, then
-):
-    def trained(load, epochs, *words):
+    here: Path, tiny: str, two_threads: None, monkeypatch: pytest.MonkeyPatch, first: int, then: int
+) -> None:
+    def trained(load: int, epochs: int, *words: Any) -> Path:
         monkeypatch.setattr("vision_attn.threads.threads_to_use", lambda most: load)
         counted = Counted(epochs)
         every = ["--config", "tiny.yaml", "--trainer.max_epochs", "2"]
@@ -368,12 +424,15 @@ def test_a_run_goes_on_to_the_bit_whatever_the_load(
         assert set(counted.threads) == {first}
         assert torch.get_num_threads() == 2
         assert run.heading().endswith(f", threads: {first}")
+        assert run.folder is not None
         return run.folder
 
     unbroken = trained(first, 2)
     begun = trained(first, 1)
+    assert begun is not None
     assert yaml.safe_load((begun / "config.yaml").read_text())["threads"] == first
     ended = trained(then, 2, "--ckpt_path", str(begun / "last.ckpt"))
+    assert unbroken is not None
     by_config = trained(then, 2, "--config", str(unbroken / "config.yaml"))
     weights = [
         torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]
@@ -384,7 +443,9 @@ def test_a_run_goes_on_to_the_bit_whatever_the_load(
         assert torch.equal(weights[2][name], expected)
 
 
-def test_other_commands_choose_anew(here, tiny, two_threads, monkeypatch):
+def test_other_commands_choose_anew(
+    here: Path, tiny: str, two_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vision_attn.threads.threads_to_use", lambda most: 1)
     folder = fit("tiny.yaml", output="runs").folder
     state = torch.load(folder / "last.ckpt", weights_only=True)["callbacks"]
