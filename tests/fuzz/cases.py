@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import classes
 import mutate
@@ -40,7 +41,7 @@ class Case:
     words: list[str] = field(default_factory=list)
 
 
-def command(*words: object, **options) -> Case:
+def command(*words: Any, **options: Any) -> Case:
     texts = [str(word) for word in words]
     return Case(lambda: main(texts), words=texts, **options)
 

@@ -20,7 +20,7 @@ from enum import Enum
 from functools import cache
 from pathlib import Path, PurePath
 from random import Random
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 import seeds
 import yaml
@@ -61,7 +61,7 @@ MOST_WEIGHTS = 3_000_000
 
 
 @cache
-def subclasses(base: type) -> list[type]:
+def subclasses(base: Any) -> list[type]:
     """The classes that the kinds have of a base, and vision_attn, in order of their names."""
     modules = {"vision_attn", *(module for kind in KINDS for module in kind.modules)}
     for name in modules:
@@ -155,7 +155,8 @@ class Values:
             if origin.__name__ == "Callable":
                 return self.of_type(inner[-1] if inner else None, name, depth, len(inner) - 1)
             if origin is type:
-                classes = subclasses(inner[0]) if inspect.isclass(inner[0]) else []
+                base: Any = inner[0]
+                classes = subclasses(cast(Any, base)) if inspect.isclass(base) else []
                 cls = draw.choice(classes) if classes else int
                 return f"{cls.__module__}.{cls.__qualname__}"
             return [self.of_type(part, name, depth) for part in inner if part is not Ellipsis]
@@ -179,7 +180,7 @@ class Values:
             return "00:00:01:00"
         if issubclass(hint, (str, PurePath)):
             return str(self.plain(name))
-        classes = [] if hint is object else subclasses(hint)
+        classes = [] if hint is object else subclasses(cast(Any, hint))
         if not depth or not classes:
             return self.plain(name)
         return self.spec(draw.choice(classes), depth - 1, skip)

@@ -21,6 +21,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -144,7 +145,7 @@ class Cache(Job):
 
     def begin(self, place: Path) -> int:
         cache.CHUNK = 1
-        photos.read_image = slowly
+        vars(photos)["read_image"] = slowly
         return 1 if self._load(place)[1] else 0
 
     def result(self, place: Path) -> Any:
@@ -269,7 +270,7 @@ def main() -> int:
             job, first = JOBS[title](scratch / "files"), scratch / "unbroken" / title
             first.mkdir(parents=True)
             start = time.monotonic()
-            code = attempt(lambda job=job, first=first: job.begin(first), first, options.limit)
+            code = attempt(partial(job.begin, first), first, options.limit)
             seconds = time.monotonic() - start
             if code != 0:
                 raise RuntimeError(f"{title} ended with {code}: {(first / 'said').read_text()}")

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from cases import CORPORA
 
@@ -34,7 +35,7 @@ def placed(text: str, name: str, content: str) -> str:
     return found.sub(lambda _: f"{start}\n{content}\n{end}", text)
 
 
-def counts(summary: dict) -> str:
+def counts(summary: dict[str, Any]) -> str:
     """A row for each corpus, and what the failures were."""
     rows = [
         "| damaged | cases | done | done, bad file named | refused | failed |",
@@ -70,7 +71,7 @@ def cells(row: dict[str, int]) -> str:
     return " | ".join(map(str, row.values())) + " |"
 
 
-def kills(table: dict) -> str:
+def kills(table: dict[str, Any]) -> str:
     rows = ["| job | rounds | kills | same result as an uninterrupted run |", "|---|--:|--:|--:|"]
     rows += [
         f"| {job} | {row['rounds']} | {row['kills']} | {row['right']} |"

@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import cases
 import seeds
@@ -238,7 +239,9 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _rounds(fuzzer: Fuzzer, options: argparse.Namespace, summary: dict, console: Console) -> None:
+def _rounds(
+    fuzzer: Fuzzer, options: argparse.Namespace, summary: dict[str, Any], console: Console
+) -> None:
     """One case of each corpus after the other, until the time is up or the cases are done."""
     corpora = options.corpus or list(cases.CORPORA)
     start, before, turn = time.monotonic(), summary["minutes"], 0

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -59,7 +60,7 @@ def images(folder: Path) -> None:
     picture = photo(0)
     exif = Image.Exif()
     exif[0x0112] = 6  # orientation
-    files: dict[str, tuple[Image.Image, dict]] = {
+    files: dict[str, tuple[Image.Image, dict[str, Any]]] = {
         "plain.png": (picture, {}),
         "alpha.png": (picture.convert("RGBA"), {}),
         "palette.png": (picture.convert("P"), {"transparency": 3}),
@@ -86,7 +87,7 @@ def images(folder: Path) -> None:
     frames[0].save(folder / "animated.gif", save_all=True, append_images=frames[1:])
 
 
-def checkpoint(network: torch.nn.Module, size: tuple[int, int]) -> dict:
+def checkpoint(network: torch.nn.Module, size: tuple[int, int]) -> dict[str, Any]:
     """What `fit` saves, without the optimizer."""
     return {
         "state_dict": {f"network.{name}": value for name, value in network.state_dict().items()},
@@ -126,8 +127,9 @@ def configs(folder: Path) -> None:
 
 def videos(folder: Path) -> None:
     """Eight frames each, in the codecs that OpenCV brings along."""
+    fourcc: Any = vars(cv2)["VideoWriter_fourcc"]
     for name, codec in (("plain.avi", "MJPG"), ("plain.mp4", "mp4v"), ("xvid.avi", "XVID")):
-        writer = cv2.VideoWriter(str(folder / name), cv2.VideoWriter_fourcc(*codec), 8.0, (32, 24))
+        writer = cv2.VideoWriter(str(folder / name), fourcc(*codec), 8.0, (32, 24))
         for i in range(8):
             writer.write(np.asarray(photo(i))[..., ::-1].copy())
         writer.release()

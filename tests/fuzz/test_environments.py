@@ -5,7 +5,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def place(models):
+def place(models: Callable[[str], str]) -> Iterator[Path]:
     """A folder that any user may enter, with a model and a photo, and one that any may write to."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -54,7 +56,7 @@ def run(
     cwd: str = "work",
     other_user: bool = False,
     **more: str,
-) -> subprocess.CompletedProcess:
+) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process with these variables of the environment more and less."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -91,8 +93,8 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("command", "surroundings"), ASKED)
-def test_commands_work_in_odd_surroundings(place, command, surroundings):
-    options = SURROUNDINGS[surroundings]
+def test_commands_work_in_odd_surroundings(place: Path, command: str, surroundings: str) -> None:
+    options: Any = SURROUNDINGS[surroundings]
     if "other_user" in options and not can_be_nobody():
         pytest.skip("only root becomes another user")
     done = run(place, *COMMANDS[command], **options)
@@ -105,7 +107,7 @@ def test_commands_work_in_odd_surroundings(place, command, surroundings):
 
 @needs_root
 @pytest.mark.parametrize("command", ["explain", "score"])
-def test_a_folder_that_cannot_be_written_to_is_one_line(place, command):
+def test_a_folder_that_cannot_be_written_to_is_one_line(place: Path, command: str) -> None:
     (place / "work").chmod(0o555)
     done = run(place, *COMMANDS[command], other_user=True, without=HOMES)
     assert done.returncode == 2
@@ -115,7 +117,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(place, command):
 
 
 @needs_root
-def test_what_writes_nothing_works_in_a_read_only_folder(place):
+def test_what_writes_nothing_works_in_a_read_only_folder(place: Path) -> None:
     (place / "work").chmod(0o555)
     done = run(place, "configs", "vit_planted", other_user=True, without=HOMES)
     assert done.returncode == 0, done.stderr
