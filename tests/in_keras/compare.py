@@ -79,7 +79,7 @@ def callable_of(made: Any, case: dict[str, Any]) -> Callable[..., Any]:
     options = case["options"]
     if not inspect.isclass(made):
         return lambda **inputs: made(**inputs, **options)
-    layer = made(**options)
+    layer: Any = made(**options)
     layer(**tensors(case["inputs"]))
     weights = case.get("weights", {})
     for path, value in weights.items():
@@ -129,7 +129,7 @@ def gradients(run: Callable[..., Any], case: dict[str, Any]) -> list[Any]:
     inputs = tensors(case["inputs"])
     followed = [inputs[name].detach().requires_grad_() for name in case["gradients"]]
     inputs |= dict(zip(case["gradients"], followed, strict=True))
-    loss = 0.0
+    loss: Any = 0.0
     for result in tuple_of(run(**inputs)):
         numbers = ops.cos(ops.arange(1, result.numel() + 1, dtype="float64"))
         loss = loss + ops.sum(result * ops.reshape(numbers, result.shape))

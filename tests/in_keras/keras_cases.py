@@ -7,7 +7,7 @@ Axes: b batch, i and n queries or tokens, j keys, d width, h rows, w columns, c 
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ from vision_attn.models import PatchEmbed, ViT
 from vision_attn.models.vit import Block
 
 B, I, J, D, HIDDEN = 2, 5, 7, 3, 13
-Inputs = dict[str, Tensor | list[Tensor]]
+Inputs = Mapping[str, Tensor | list[Tensor]]
 
 
 @dataclass
@@ -424,8 +424,9 @@ def vit() -> Iterator[Case]:
             rows = Rollout(residual=0.3)(network, images)
             shares = torch.cat([torch.zeros(B, 0), rows.values.flatten(1)], dim=1).double()
             if pool == "cls":
+                assert rows.prefix_mass is not None
                 shares = torch.cat([rows.prefix_mass[:, None], shares], dim=1)
-        given = {"weights": looks, "read": read}
+        given: dict[str, Any] = {"weights": looks, "read": read}
         yield Case("rollout", lambda *_, shares=shares: shares, given, options={"alpha": 0.3})
 
 
@@ -447,7 +448,7 @@ def weights_of(network: ViT, images: Tensor) -> list[Tensor]:
 def write(path: Path) -> list[str]:
     """Compute what ours gives, and its gradients; write all cases, and return their names."""
     torch.manual_seed(0)
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     names = []
     for number, case in enumerate(cases()):
         hidden = [name for name in case.inputs if name.endswith("mask")]
@@ -463,11 +464,11 @@ def write(path: Path) -> list[str]:
         masks = {name: x for name, x in inputs.items() if name.endswith("mask")}
         results = case.ours(*(x for name, x in inputs.items() if name not in masks), **masks)
         results = results if isinstance(results, tuple) else (results,)
-        loss = sum((result * direction(result)).sum() for result in results)
+        loss: Any = sum((result * direction(result)).sum() for result in results)
         if loss.requires_grad:
             loss.backward()
         for name, x in inputs.items():
-            parts = (
+            parts: dict[str, Any] = (
                 {f"{name}.{at}": part for at, part in enumerate(x)} if isinstance(x, list) else {}
             )
             for part_name, part in (parts or {name: x}).items():

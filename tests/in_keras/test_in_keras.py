@@ -9,6 +9,7 @@ import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_each_code_of_a_mechanism_has_a_tab_with_keras(page):
+def test_each_code_of_a_mechanism_has_a_tab_with_keras(page: Path) -> None:
     named = re.findall(r"<!-- code: (\S+) -->", page.read_text(encoding="utf-8"))
     assert named
     assert set(named) <= set(COUNTERPARTS), f"{page.name} shows code without its counterpart"
@@ -41,19 +42,19 @@ def test_each_code_of_a_mechanism_has_a_tab_with_keras(page):
         assert keras.count("from keras import") == len(COUNTERPARTS[name])
 
 
-def test_every_snippet_has_one_place_on_a_page():
+def test_every_snippet_has_one_place_on_a_page() -> None:
     listed = [name for names in COUNTERPARTS.values() for name in names]
     assert sorted(listed) == sorted(CODE)
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert all(f"<!-- code: {name} -->" in text for name in COUNTERPARTS)
 
 
-def test_code_without_a_counterpart_stays_as_it_is():
+def test_code_without_a_counterpart_stays_as_it_is() -> None:
     assert with_keras("attention.GRUUpdate.forward", "code") == "code"
 
 
 @pytest.mark.parametrize("name", CODE)
-def test_a_snippet_is_short_narrow_and_stands_alone(name):
+def test_a_snippet_is_short_narrow_and_stands_alone(name: Any) -> None:
     lines = CODE[name].splitlines()
     assert 8 <= len(lines) <= 24
     assert max(map(len, lines)) <= 76
@@ -65,7 +66,7 @@ def test_a_snippet_is_short_narrow_and_stands_alone(name):
     assert "->" in (ast.get_docstring(node) or ""), "say the shapes that come and go"
 
 
-def test_make_installs_the_keras_that_the_extra_names():
+def test_make_installs_the_keras_that_the_extra_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     keras, _ = project["optional-dependencies"]["keras"]
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition(".installed-keras:")[2]
@@ -78,7 +79,7 @@ def test_make_installs_the_keras_that_the_extra_names():
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "." not in page.stem], ids=lambda page: page.stem
 )  # a translation, NAME.ja.md, is built elsewhere
-def test_the_tabs_are_on_the_page(site, page):
+def test_the_tabs_are_on_the_page(site: Path, page: Path) -> None:
     text = (site / "learn" / f"{page.stem}.html").read_text(encoding="utf-8")
     tabs = len(re.findall(r"<!-- code: ", page.read_text(encoding="utf-8")))
     assert text.count('class="tabbed-set') == tabs
@@ -93,7 +94,7 @@ with_installed_keras = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def differences(tmp_path_factory) -> dict[str, dict[str, float]]:
+def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
     """How far Keras on torch is from our classes, case by case: in a process of its own."""
     import keras_cases
 
@@ -111,7 +112,9 @@ def differences(tmp_path_factory) -> dict[str, dict[str, float]]:
 @with_installed_keras
 @pytest.mark.xdist_group("keras")
 @pytest.mark.parametrize("name", CODE)
-def test_a_snippet_gives_the_numbers_of_our_class(differences, name):
+def test_a_snippet_gives_the_numbers_of_our_class(
+    differences: dict[str, dict[str, float]], name: Any
+) -> None:
     own = {key: dict(one) for key, one in differences.items() if key.split()[0] == name}
     assert own, f"tests/in_keras/keras_cases.py has no case for {name}"
     for key, one in own.items():
