@@ -1,5 +1,7 @@
 """Integrated gradients, occlusion and LIME: what captum computes, in our terms."""
 
+from typing import Any
+
 import pytest
 import torch
 from captum import attr
@@ -8,11 +10,12 @@ from torch import nn
 from vision_attn import devices
 from vision_attn.methods import LIME, MaskedRegression
 from vision_attn.methods import lime as lime_file
-from vision_attn.methods.attribution import IntegratedGradients, Occlusion
+from vision_attn.methods.attribution import Attribution, IntegratedGradients, Occlusion
+from vision_attn.types import Heatmaps
 
 
 @pytest.fixture
-def network():
+def network() -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(3, 5, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(20, 7)
     )
@@ -21,14 +24,14 @@ def network():
 IMAGES = torch.randn(3, 3, 14, 21)
 
 
-def test_integrated_gradients_are_complete(network):
+def test_integrated_gradients_are_complete(network: nn.Sequential) -> None:
     maps = IntegratedGradients(steps=64, rows=5)(network, IMAGES, [1, 4, 6])
     difference = (network(IMAGES) - network(torch.zeros_like(IMAGES)))[[0, 1, 2], [1, 4, 6]]
     torch.testing.assert_close(maps.values.sum((1, 2)), difference, rtol=0, atol=1e-5)
 
 
 @pytest.fixture
-def rough():
+def rough() -> nn.Sequential:
     """A network of many kinks, whose gradients the quadrature meets at few points only."""
     torch.manual_seed(1)
     layers = [nn.Conv2d(3, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 32, 3), nn.ReLU()]
@@ -40,17 +43,17 @@ def rough():
 class Root(nn.Module):
     """Finite, but with no finite gradient at 0."""
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return x.abs().sqrt()
 
 
-def gap_of(maps, network, images, targets):
+def gap_of(maps: Heatmaps, network: nn.Sequential, images: torch.Tensor, targets: list[int]) -> Any:
     with torch.no_grad():
         change = (network(images) - network(torch.zeros_like(images)))[range(len(images)), targets]
     return (maps.values.sum((1, 2)) - change).abs() / change.abs()
 
 
-def test_integrated_gradients_report_their_gap(rough):
+def test_integrated_gradients_report_their_gap(rough: nn.Sequential) -> None:
     images = torch.randn(3, 3, 14, 21)
     maps = IntegratedGradients(steps=2)(rough, images, [1, 4, 6])
     gap = gap_of(maps, rough, images, [1, 4, 6])
@@ -63,7 +66,7 @@ def test_integrated_gradients_report_their_gap(rough):
 
 
 @pytest.mark.parametrize(("window", "stride"), [(5, 3), (7, 7), (14, 1), (1, 1), (3, 2)])
-def test_occlusion_is_captums(network, window, stride):
+def test_occlusion_is_captums(network: nn.Sequential, window: int, stride: int) -> None:
     network, images = network.double(), IMAGES.double()
     maps = Occlusion(window=window, stride=stride, rows=11)(network, images, [1, 4, 6])
     theirs = attr.Occlusion(network).attribute(
@@ -77,7 +80,7 @@ def test_occlusion_is_captums(network, window, stride):
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64])
-def test_lime_is_captums(network, rows):
+def test_lime_is_captums(network: nn.Sequential, rows: int) -> None:
     network, images = network.double(), IMAGES.double()
     network[-1].weight.data *= 100  # or the lasso leaves nothing
     maps = LIME(samples=67, cells=4, seed=3, rows=rows)(network, images, [1, 4, 6])
@@ -97,35 +100,39 @@ def test_lime_is_captums(network, rows):
         torch.testing.assert_close(maps.values[row], theirs.view(4, 6), rtol=1e-4, atol=1e-5)
 
 
-def test_the_steps_adapt_to_the_tolerance_image_by_image(rough):
+def test_the_steps_adapt_to_the_tolerance_image_by_image(rough: nn.Sequential) -> None:
     rows = []
     rough.register_forward_hook(lambda _m, args, _out: rows.append(len(args[0])))
     images = torch.randn(4, 3, 14, 21) * torch.tensor([3, 3, 3, 1e-3]).view(4, 1, 1, 1)
     targets = [1, 4, 6, 2]  # the last image meets no kink on its way
     usual = IntegratedGradients(steps=32)(rough, images, targets)
+    assert usual.completeness_gap is not None
     assert usual.completeness_gap[:3].max() > 0.0005 > usual.completeness_gap[3]
     rows.clear()
     found = IntegratedGradients(tolerance=0.0005, most_steps=8192)(rough, images, targets)
+    assert found.completeness_gap is not None
     assert (found.completeness_gap <= 0.0005).all()
     assert (gap_of(found, rough, images, targets) <= 0.0006).all()
     torch.testing.assert_close(found.values[3], usual.values[3])
     rows.clear()
     bounded = IntegratedGradients(tolerance=1e-9, most_steps=100)(rough, images, targets)
     assert sum(rows) <= 4 * (3 + 32 + 64) + 2 * 4
+    assert bounded.completeness_gap is not None
     assert (bounded.completeness_gap <= usual.completeness_gap).all()
 
 
-def test_integrated_gradients_of_a_linear_network_are_weight_times_input():
+def test_integrated_gradients_of_a_linear_network_are_weight_times_input() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 5 * 7, 2))
     images = torch.randn(2, 3, 5, 7)
     expected = (images * network[1].weight[1].view(3, 5, 7)).sum(1)
     torch.testing.assert_close(IntegratedGradients(steps=3)(network, images, 1).values, expected)
 
 
-def test_occlusion_is_its_definition(network):
+def test_occlusion_is_its_definition(network: nn.Sequential) -> None:
     """On tiles that do not overlap: the logit lost with each."""
     maps = Occlusion(window=7, stride=7, rows=7)(network, IMAGES)
     logits = network(IMAGES)
+    assert maps.targets is not None
     assert maps.targets.tolist() == logits.argmax(1).tolist()
     hidden = IMAGES.clone()
     hidden[:, :, 7:, 7:14] = 0
@@ -134,7 +141,7 @@ def test_occlusion_is_its_definition(network):
 
 
 @pytest.mark.parametrize("method", [IntegratedGradients(steps=4), Occlusion()])
-def test_batches(network, method):
+def test_batches(network: nn.Sequential, method: Attribution) -> None:
     alone = torch.cat([method(network, image[None]).values for image in IMAGES])
     torch.testing.assert_close(method(network, IMAGES).values, alone, rtol=1e-4, atol=1e-6)
 
@@ -147,14 +154,17 @@ def test_batches(network, method):
         LIME(samples=24, cells=5, rows=11),
     ],
 )
-def test_copies_of_an_image_in_a_row_are_passed_once_for_all_their_classes(network, method):
+def test_copies_of_an_image_in_a_row_are_passed_once_for_all_their_classes(
+    network: nn.Sequential, method: Attribution
+) -> None:
     network, seen = network.double(), []
     network[-1].weight.data *= 100  # or LIME's lasso leaves nothing
     network.register_forward_hook(lambda module, args, output: seen.append(len(output)))
 
-    def passes(images, classes):
+    def passes(images: torch.Tensor, classes: list[int]) -> tuple[Any, int]:
         seen.clear()
         maps = method(network, images, classes)
+        assert maps.targets is not None
         assert maps.targets.tolist() == classes
         return maps.values, sum(seen)
 
@@ -171,7 +181,9 @@ def test_copies_of_an_image_in_a_row_are_passed_once_for_all_their_classes(netwo
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("method", [IntegratedGradients(steps=4), Occlusion()])
-def test_networks_that_hide_their_modules_are_explained_from_outside(network, method):
+def test_networks_that_hide_their_modules_are_explained_from_outside(
+    network: nn.Sequential, method: Attribution
+) -> None:
     expected = method(network, IMAGES, 1).values
     batch = ({0: torch.export.Dim.AUTO},)
     exported = torch.export.export(network, (IMAGES,), dynamic_shapes=batch).module()
@@ -179,7 +191,7 @@ def test_networks_that_hide_their_modules_are_explained_from_outside(network, me
         torch.testing.assert_close(method(sealed, IMAGES, 1).values, expected)
 
 
-def test_errors(network, monkeypatch):
+def test_errors(network: nn.Sequential, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"Occlusion\(window=15\): the window does not fit images"):
         Occlusion(window=15)(network, IMAGES)
     with pytest.raises(ValueError, match="a stride of 5 skips pixels between windows of 4"):
@@ -203,14 +215,16 @@ def test_errors(network, monkeypatch):
 @pytest.mark.parametrize(
     "method", [IntegratedGradients(steps=3), Occlusion(window=5), MaskedRegression(cells=3)]
 )
-def test_convolutions_in_float32_see_their_samples_channels_last(method, monkeypatch):
+def test_convolutions_in_float32_see_their_samples_channels_last(
+    method: Attribution, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = nn.Sequential(
         nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Conv2d(5, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     )
     maps, last = {}, {}
     for native in ("32-true", "bf16-mixed"):
         monkeypatch.setattr(devices, "native_precision", lambda kind, native=native: native)
-        formats = []
+        formats: list[Any] = []
         handle = network.register_forward_pre_hook(
             lambda _, given, formats=formats: formats.append(
                 len(given[0]) > 3 and given[0].is_contiguous(memory_format=torch.channels_last)

@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -26,10 +26,10 @@ class InputGradient(Explainer):
     class_specific = True
     needs_gradients = True
 
-    def refusal(self, network):
+    def refusal(self, network: Any) -> str | None:
         return "it is too plain" if isinstance(network, nn.Identity) else None
 
-    def explain(self, network, images, target, layout):
+    def explain(self, network: Any, images: torch.Tensor, target: Any, layout: Any) -> Heatmaps:
         images.requires_grad_()
         output = run(network, images)
         target = target.fixed(output)
@@ -41,10 +41,10 @@ class InputGradient(Explainer):
 class Brightness(Explainer):
     class_specific = False
 
-    def refusal(self, network):
+    def refusal(self, network: Any) -> None:
         return None
 
-    def explain(self, network, images, target, layout):
+    def explain(self, network: Any, images: torch.Tensor, target: Any, layout: Any) -> Heatmaps:
         assert not torch.is_grad_enabled()
         assert not network.training
         class_logits(network, images)
@@ -52,7 +52,7 @@ class Brightness(Explainer):
 
 
 @pytest.fixture
-def network():
+def network() -> nn.Sequential:
     network = nn.Sequential(
         nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Dropout(), nn.AdaptiveAvgPool2d(1)
     )
@@ -62,7 +62,9 @@ def network():
 IMAGES = torch.randn(2, 3, 11, 13)
 
 
-def state(network):
+def state(
+    network: nn.Sequential,
+) -> tuple[list[Any], list[Any], list[Any], list[dict[Any, Any]], Any]:
     return (
         [module.training for module in network.modules()],
         [weight.requires_grad for weight in network.parameters()],
@@ -72,13 +74,16 @@ def state(network):
     )
 
 
-def assert_same(before, after):
+def assert_same(
+    before: tuple[list[Any], list[Any], list[Any], list[dict[Any, Any]], Any],
+    after: tuple[list[Any], list[Any], list[Any], list[dict[Any, Any]], Any],
+) -> None:
     assert before[:4] == after[:4]
     torch.testing.assert_close(before[4], after[4], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("explainer", [InputGradient(), Brightness()])
-def test_the_network_is_left_as_it_was(network, explainer):
+def test_the_network_is_left_as_it_was(network: Any, explainer: Explainer) -> None:
     network[0][1].eval()
     network[2].bias.requires_grad_(False)
     before = state(network)
@@ -93,7 +98,7 @@ def test_the_network_is_left_as_it_was(network, explainer):
     assert before[:4] == state(network)[:4]
 
 
-def test_images_that_require_gradients_get_none(network):
+def test_images_that_require_gradients_get_none(network: nn.Sequential) -> None:
     images = IMAGES.clone().requires_grad_()
     InputGradient()(network, images)
     assert images.grad is None
@@ -102,7 +107,7 @@ def test_images_that_require_gradients_get_none(network):
     assert not plain.requires_grad
 
 
-def test_gradients_inside_inference_mode(network):
+def test_gradients_inside_inference_mode(network: nn.Sequential) -> None:
     expected = InputGradient()(network, IMAGES).values
     with torch.inference_mode():
         torch.testing.assert_close(InputGradient()(network, IMAGES.clone()).values, expected)
@@ -113,9 +118,10 @@ def test_gradients_inside_inference_mode(network):
     torch.testing.assert_close(InputGradient()(copy.deepcopy(made_inside), IMAGES).values, expected)
 
 
-def test_targets(network):
+def test_targets(network: nn.Sequential) -> None:
     predicted = network.eval()(IMAGES).argmax(1)
     maps = InputGradient()(network, IMAGES)
+    assert maps.targets is not None
     assert maps.targets.tolist() == predicted.tolist()
     one_for_all = InputGradient()(network, IMAGES, 3)
     torch.testing.assert_close(
@@ -144,26 +150,28 @@ def test_targets(network):
         (IMAGES * torch.inf, "holds NaN or infinity: the images hold NaN"),
     ],
 )
-def test_bad_images(network, images, message):
+def test_bad_images(network: nn.Sequential, images: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         InputGradient()(network, images)
 
 
-def test_a_refused_network_says_why():
+def test_a_refused_network_says_why() -> None:
     with pytest.raises(ValueError, match=r"InputGradient does not fit Identity: it is too plain"):
         InputGradient()(nn.Identity(), IMAGES)
 
 
-def test_a_network_without_logits():
+def test_a_network_without_logits() -> None:
     with pytest.raises(ValueError, match=r"expected logits \(2, classes\).*got \(2, 3, 11, 13\)"):
         Brightness()(nn.ReLU(), IMAGES)
 
 
-def test_options_are_checked_and_spelt():
+def test_options_are_checked_and_spelt() -> None:
     assert str(InputGradient()) == "InputGradient"
-    explainer = InputGradient(kind="length", power=2, place=[3, 5], layer="mean")
+    pair: Any = [3, 5]
+    explainer = InputGradient(kind="length", power=2, place=pair, layer="mean")
     spelt = "InputGradient(kind='length', power=2.0, place=(3, 5), layer='mean')"
     assert str(explainer) == spelt
+    options: Any
     for options, message in [
         (
             {"kind": "lenght"},
@@ -187,7 +195,7 @@ def test_options_are_checked_and_spelt():
             InputGradient(**options)
 
 
-def test_contrast_is_the_difference_of_the_maps(network):
+def test_contrast_is_the_difference_of_the_maps(network: nn.Sequential) -> None:
     difference = (
         InputGradient()(network, IMAGES, 2).values - InputGradient()(network, IMAGES, 4).values
     )

@@ -1,6 +1,7 @@
 """Explainers by name, as people type them."""
 
 from inspect import isabstract
+from typing import Any
 
 import pytest
 from torch import nn
@@ -37,7 +38,7 @@ from vision_attn.methods.gradcam import GradCAM
         ("RawAttention(layer=[0, blocks.-1])", RawAttention(layer=(0, "blocks.-1"))),
     ],
 )
-def test_a_method_is_read_as_it_is_typed(text, explainer):
+def test_a_method_is_read_as_it_is_typed(text: str, explainer: Explainer) -> None:
     assert parse_method(text) == explainer
     assert parse_method(str(explainer)) == explainer
 
@@ -61,13 +62,13 @@ def test_a_method_is_read_as_it_is_typed(text, explainer):
         ("Occlusion(window=__import__('os'))", "expected option=value"),
     ],
 )
-def test_a_mistake_gets_one_line_that_helps(text, message):
+def test_a_mistake_gets_one_line_that_helps(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         parse_method(text)
     assert "\n" not in str(caught.value)
 
 
-def test_the_methods_are_those_that_are_exported():
+def test_the_methods_are_those_that_are_exported() -> None:
     exported = {name: getattr(explain, name) for name in explain.__all__}
     assert methods() == {
         name: one
@@ -79,7 +80,7 @@ def test_the_methods_are_those_that_are_exported():
     assert sum(baselines) == 3
 
 
-def test_every_method_has_defaults_and_comes_back_from_its_spelling():
+def test_every_method_has_defaults_and_comes_back_from_its_spelling() -> None:
     assert {"GradCAM", "ChannelGates", "RandomMap", "IntegratedGradients"} <= set(methods())
     for name, method in methods().items():
         assert issubclass(method, Explainer)
@@ -89,15 +90,15 @@ def test_every_method_has_defaults_and_comes_back_from_its_spelling():
         assert str(method()) in (name, f"{name}(smooth=1.0)")
 
 
-def test_fitting_leaves_out_what_the_network_refuses():
+def test_fitting_leaves_out_what_the_network_refuses() -> None:
     names = {str(explainer) for explainer in fitting_methods(nn.Sequential(nn.Conv2d(3, 5, 3)))}
     assert {"GradCAM", "RandomMap"} <= names
     assert ChannelGates().refusal(nn.Conv2d(3, 5, 3)) == "it has no channel gates"
     assert not names & {"ChannelGates", "SpatialGates"}
 
 
-def test_modules_become_names_where_a_network_is_known():
-    network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Sequential(nn.ReLU(), nn.Conv2d(5, 7, 3)))
+def test_modules_become_names_where_a_network_is_known() -> None:
+    network: Any = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Sequential(nn.ReLU(), nn.Conv2d(5, 7, 3)))
     given = GradCAM(layer=[network[1][1], "0"])
     assert str(given) == "GradCAM(layer=(<Conv2d>, '0'))"
     (chosen,) = choose_methods([given, "GradCAM(layer=[1.1, 0])"], network)

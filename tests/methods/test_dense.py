@@ -7,7 +7,9 @@ from uniform and mistakes show.
 
 import copy
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import timm
@@ -24,25 +26,29 @@ from vision_attn.methods import (
     Rollout,
     WeightedRollout,
 )
+from vision_attn.methods.attention_explainer import AttentionExplainer
 from vision_attn.models import ViT
 from vision_attn.tokens import layout_of, record_attention
 from vision_attn.tokens.layout import tokens_of_pool
-from vision_attn.tokens.path.swin import swin_plan
+from vision_attn.tokens.path.swin import SwinBlock, swin_plan
+from vision_attn.types import TokenLayout
 
 SMALL = {"depth": 2, "num_classes": 5}
 SIZE = (64, 96)
 
 
-def vit(name, size=SIZE, **options):
+def vit(
+    name: str, size: tuple[int, int] = SIZE, **options: Any
+) -> tuple[Callable[..., nn.Module], Any]:
     return lambda: timm.create_model(name, img_size=size, **SMALL | options), size
 
 
-def fixed(name, size, **options):
+def fixed(name: str, size: tuple[int, int], **options: Any) -> tuple[Callable[..., nn.Module], Any]:
     return lambda: timm.create_model(name, num_classes=5, **options), size
 
 
-def hugging_face(kind, **options):
-    def make():
+def hugging_face(kind: str, **options: Any) -> tuple[Callable[..., Any], tuple[int, int]]:
+    def make() -> Any:
         import transformers
 
         config = getattr(transformers, f"{kind}Config")(
@@ -57,7 +63,7 @@ def hugging_face(kind, **options):
 class HandWritten(nn.Module):
     """A user's network: layers of torch's, attention by einsum, no names that tell."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.cut = nn.Conv2d(3, 24, 16, 16)
         self.first = nn.Parameter(torch.randn(1, 1, 24))
@@ -66,7 +72,7 @@ class HandWritten(nn.Module):
         self.mix = nn.Linear(24, 72)
         self.out = nn.Linear(24, 5)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         x = self.cut(images).flatten(2).mT
         x = self.layers(torch.cat([self.first.expand(len(x), -1, -1), x], 1))
         q, k, v = self.mix(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
@@ -74,7 +80,7 @@ class HandWritten(nn.Module):
         x = x + torch.einsum("bhij,bhjd->bhid", weights, v).transpose(1, 2).flatten(2)
         return self.out(x[:, 0])
 
-    def layout(self, image_size):
+    def layout(self, image_size: Any) -> TokenLayout:
         from vision_attn.types import TokenLayout
 
         return TokenLayout(1, (image_size[0] // 16, image_size[1] // 16), "cls")
@@ -144,7 +150,7 @@ METHODS = [
 ]
 
 
-def peaky(network):
+def peaky(network: Any) -> Any:
     """Queries and keys larger, and branches that matter, so that attention chooses."""
     for name, weight in network.named_parameters():
         if weight.ndim > 1 and re.search(r"\b(qkv?|k|kv|mix)\b|in_proj|query|key|[qk]_proj", name):
@@ -160,7 +166,7 @@ def peaky(network):
     return network
 
 
-def network_of(name):
+def network_of(name: Any) -> tuple[Any, torch.Tensor]:
     make, size = NETWORKS[name]
     torch.manual_seed(3)
     network, images = peaky(make()), torch.randn(2, 3, *size)
@@ -177,17 +183,28 @@ def network_of(name):
     return network.eval(), images
 
 
-def dense_maps(network, images, target, monkeypatch):
+def dense_maps(
+    network: Any, images: torch.Tensor, target: int, monkeypatch: pytest.MonkeyPatch
+) -> list[Any]:
     """All attention maps of the float64 network in order, and the logit's gradient by each."""
     maps, softmax = [], torch.Tensor.softmax
 
-    def kept(x, dim=-1, *_, **__):
+    def kept(x: Any, dim: int = -1, *_: Any, **__: Any) -> torch.Tensor:
         out = softmax(x, dim)
         if x.ndim > 2:
             maps.append(out)
         return out
 
-    def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **_):
+    def attention(
+        q: Any,
+        k: Any,
+        v: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: Any = None,
+        **_: Any,
+    ) -> Any:
         scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
         if attn_mask is not None:
             hidden = attn_mask.dtype == torch.bool
@@ -195,7 +212,7 @@ def dense_maps(network, images, target, monkeypatch):
         maps.append(softmax(scores, -1))
         return maps[-1] @ v
 
-    def mixed(module, args):
+    def mixed(module: Any, args: Any) -> None:
         made = 2 if type(module).__name__ == "GPSA" else 1  # softmaxes that went into it
         maps[-made:] = [args[0]]
 
@@ -221,7 +238,7 @@ def dense_maps(network, images, target, monkeypatch):
     ]
 
 
-def shifted(x, block, h, w, back):
+def shifted(x: torch.Tensor, block: SwinBlock, h: int, w: int, back: bool) -> torch.Tensor:
     """The block's way into windows, `b h w c -> window place c`, and back, on anything."""
     (rows, columns), (down, right) = block.window, block.shift
     H, W = h + -h % rows, w + -w % columns
@@ -242,7 +259,9 @@ def shifted(x, block, h, w, back):
     return x[:, :h, :w].roll((down, right), (1, 2))
 
 
-def dense_layers(network, layout, shapes):
+def dense_layers(
+    network: Any, layout: TokenLayout, shapes: list[Any]
+) -> tuple[list[tuple[bool, Any]], Any]:
     """For each link a function (F, keep, take) -> M (b out in); None for F where it has no map."""
     plan = swin_plan(network)
     eye = lambda n: torch.eye(n, dtype=torch.double)[None]  # noqa: E731
@@ -256,7 +275,9 @@ def dense_layers(network, layout, shapes):
                 h, w = (h + 1) // 2, (w + 1) // 2
                 continue
 
-            def windowed(fused, keep, take, block=block, h=h, w=w):
+            def windowed(
+                fused: Any, keep: Any, take: Any, block: SwinBlock = block, h: Any = h, w: int = w
+            ) -> Any:
                 inside = shifted(eye(h * w).view(1, h, w, -1), block, h, w, back=False)
                 moved = fused.view(-1, *inside.shape[:2], inside.shape[1]) @ inside
                 M = shifted(moved.flatten(0, 1), block, h, w, back=True).flatten(1, 2)
@@ -267,7 +288,7 @@ def dense_layers(network, layout, shapes):
     n, prefix, links = layout.tokens, layout.prefix, []
     for i, j in shapes:
 
-        def layer(fused, keep, take, n=n, i=i, j=j):
+        def layer(fused: Any, keep: Any, take: Any, n: Any = n, i: int = i, j: int = j) -> Any:
             if i == j == n:
                 return keep * eye(n) + take * fused
             if i == j == n - prefix:
@@ -285,7 +306,7 @@ def dense_layers(network, layout, shapes):
     return links, n
 
 
-def discarded(fused, share, images, spared):
+def discarded(fused: torch.Tensor, share: float, images: int, spared: int) -> Any:
     if share:
         low = fused.reshape(images, -1).quantile(share, dim=1)
         low = low.repeat_interleave(len(fused) // images)[:, None, None]
@@ -299,7 +320,7 @@ def discarded(fused, share, images, spared):
     return fused / total
 
 
-def fused_map(method, A, dA, images, spared):
+def fused_map(method: Relevance, A: torch.Tensor, dA: Any, images: Any, spared: int) -> Any:
     both = A * dA
     match method:
         case Rollout():
@@ -317,7 +338,9 @@ def fused_map(method, A, dA, images, spared):
             return both.clamp(min=0).mean(1)
 
 
-def dense_map(method, network, layout, maps, images):
+def dense_map(
+    method: AttentionExplainer, network: Any, layout: TokenLayout, maps: list[Any], images: int
+) -> torch.Tensor:
     row = dense_row(method, network, layout, maps, images)
     if isinstance(method, Relevance):  # what the seed keeps of itself is not counted
         nothing = [(torch.zeros_like(A), dA) for A, dA in maps]
@@ -325,7 +348,13 @@ def dense_map(method, network, layout, maps, images):
     return layout.to_map(row)
 
 
-def dense_row(method, network, layout, maps, images):
+def dense_row(
+    method: Any,
+    network: Any,
+    layout: TokenLayout,
+    maps: list[tuple[torch.Tensor, Any]],
+    images: int,
+) -> torch.Tensor:
     links, last = dense_layers(network, layout, [A.shape[-2:] for A, _ in maps])
     seed = torch.zeros(1, last, dtype=torch.double)
     for part, share in tokens_of_pool(layout, last):
@@ -364,7 +393,7 @@ def dense_row(method, network, layout, maps, images):
     return r[:, 0].clamp(min=0) if isinstance(method, AttentionGradCAM) else r[:, 0]
 
 
-def links_rows(r, link, A):
+def links_rows(r: torch.Tensor, link: Any, A: torch.Tensor) -> torch.Tensor:
     """The seed's shares of the queries of this call: as the link would hand them to it."""
     images, size = len(r), A.shape[-2]
     if len(A) == images:
@@ -394,10 +423,10 @@ OF_EACH_KIND = {
 }  # fmt: skip
 
 
-def compared(name, monkeypatch):
+def compared(name: Any, monkeypatch: pytest.MonkeyPatch) -> Compared:
     """Every method of METHODS on this network beside its dense formula."""
     network, images = network_of(name)
-    layout = layout_of(network, tuple(images.shape[2:]))
+    layout = layout_of(network, (images.shape[2], images.shape[3]))
     with torch.no_grad(), record_attention(network) as record:
         network(images)
     exact = copy.deepcopy(network).double()
@@ -412,6 +441,7 @@ def compared(name, monkeypatch):
     true = dense_map(Rollout(), exact, layout, maps, len(images))
     found = Rollout()(network, images)
     error32 = ((found.values.double() - true).abs().max() / true.max()).item()
+    assert found.prefix_mass is not None
     total = found.values.sum((1, 2)) + found.prefix_mass
     off = (total - 1).abs().argmax()
     return Compared(len(record.calls), len(record.expected), error64, error32, total[off].item())
@@ -424,7 +454,7 @@ def compared(name, monkeypatch):
         for name in NETWORKS
     ],
 )
-def test_every_method_is_its_dense_formula(name, monkeypatch):
+def test_every_method_is_its_dense_formula(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = compared(name, monkeypatch)
     assert found.captured == found.expected or name == "by_hand"
     assert found.error64 < 2e-7

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,37 +16,37 @@ from vision_attn.models import SEResNet
 LIMIT = 3
 
 
-def closure(value):
+def closure(value: SEResNet) -> Callable[..., Any]:
     return lambda output: output[:, 0] * value
 
 
-def default(value):
-    def scaled(output, by=value):
+def default(value: Any) -> Callable[..., Any]:
+    def scaled(output: Any, by: Any = value) -> Any:
         return output[:, 0] * by
 
     return scaled
 
 
-def of_partial(value):
+def of_partial(value: Any) -> Callable[..., Any]:
     return partial(torch.add, alpha=value)
 
 
 class Scaled:
-    def __init__(self, by):
+    def __init__(self, by: Any) -> None:
         self.by = by
 
-    def __call__(self, output):
+    def __call__(self, output: Any) -> Any:
         return output[:, 0] * self.by
 
-    def method(self, output):
+    def method(self, output: Any) -> Any:
         return self(output)
 
 
-def of_method(value):
+def of_method(value: Any) -> Callable[..., Any]:
     return Scaled(value).method
 
 
-def nested(value):
+def nested(value: Any) -> Callable[..., Any]:
     inner = closure(value)
     return lambda output: sum(inner(output) for _ in range(2))
 
@@ -54,13 +56,15 @@ VALUES = [(2, 3), (torch.ones(3), torch.tensor([1.0, 1.0, 2.0])), ([1, 2], [2, 1
 
 @pytest.mark.parametrize("make", [closure, default, of_partial, Scaled, of_method, nested])
 @pytest.mark.parametrize(("one", "other"), VALUES)
-def test_what_a_function_refers_to_is_in_its_key(make, one, other):
+def test_what_a_function_refers_to_is_in_its_key(
+    make: Callable[..., Any], one: int | torch.Tensor | list[int], other: int
+) -> None:
     assert Function(make(one)).key() == Function(make(one)).key()
     assert Function(make(one)).key() != Function(make(other)).key()
 
 
-def test_a_global_that_changes_is_another_function(monkeypatch):
-    def limited(output):
+def test_a_global_that_changes_is_another_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(output: Any) -> Any:
         return output[:, 0].clamp(max=LIMIT)
 
     before = function_key(limited)
@@ -69,7 +73,7 @@ def test_a_global_that_changes_is_another_function(monkeypatch):
     assert function_key(limited) != before
 
 
-def test_the_weights_of_a_network_in_a_function_count():
+def test_the_weights_of_a_network_in_a_function_count() -> None:
     network = SEResNet(2, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
     before = function_key(closure(network))
     assert function_key(closure(network)) == before
@@ -78,7 +82,7 @@ def test_the_weights_of_a_network_in_a_function_count():
     assert function_key(closure(network)) != before
 
 
-def test_the_key_is_the_same_in_another_process():
+def test_the_key_is_the_same_in_another_process() -> None:
     code = (
         "import torch; from vision_attn.methods import Function\n"
         "weights = torch.arange(3.0)\n"

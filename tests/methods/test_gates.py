@@ -1,5 +1,8 @@
 """What gates let through: ours, timm's and torchvision's, by hand."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -29,7 +32,7 @@ IMAGES = torch.randn(2, 3, 10, 14)
 LARGER = torch.randn(2, 3, 64, 96)
 
 
-def cnn(*gates):
+def cnn(*gates: Any) -> nn.Sequential:
     """conv, gate, pool by two, conv, gate, ..., logits."""
     layers = []
     for i, gate in enumerate(gates):
@@ -37,7 +40,7 @@ def cnn(*gates):
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 7)).eval()
 
 
-def test_gate_values_are_what_the_gates_multiply_by():
+def test_gate_values_are_what_the_gates_multiply_by() -> None:
     network = cnn(SqueezeExcite(5), NoGate(5), CBAM(5)).eval()
     values = gate_values(network, IMAGES)
     assert list(values) == ["1", "7.channel", "7.spatial"]
@@ -47,7 +50,7 @@ def test_gate_values_are_what_the_gates_multiply_by():
     torch.testing.assert_close(x * values["7.spatial"][:, None], network[7](network[:7](IMAGES)))
 
 
-def test_channel_maps_by_hand():
+def test_channel_maps_by_hand() -> None:
     network = cnn(SqueezeExcite(5), SqueezeExcite(5))
     x = network[:4](IMAGES)
     gate = network[4].gate(x)[:, :, 0, 0]
@@ -60,7 +63,7 @@ def test_channel_maps_by_hand():
     torch.testing.assert_close(ChannelGates(kind="selected")(network, IMAGES).values, selected)
 
 
-def test_gates_that_do_not_choose_select_nothing():
+def test_gates_that_do_not_choose_select_nothing() -> None:
     network = cnn(SqueezeExcite(5))
     nn.init.zeros_(network[1].fc2.weight)
     nn.init.zeros_(network[1].fc2.bias)
@@ -68,7 +71,7 @@ def test_gates_that_do_not_choose_select_nothing():
     torch.testing.assert_close(maps, torch.zeros(2, 10, 14))
 
 
-def test_spatial_maps_by_hand():
+def test_spatial_maps_by_hand() -> None:
     network = cnn(SpatialMask(5), SpatialMask(5))
     first = network[1].gate(network[0](IMAGES))
     second = network[4].gate(network[:4](IMAGES))
@@ -93,7 +96,7 @@ def test_spatial_maps_by_hand():
     ],
     ids=["seresnet", "efficientnet", "torchvision", "cbam_eca", "se_ese", "gc", "vit"],
 )
-def test_gates_of_other_libraries(network, channel, spatial):
+def test_gates_of_other_libraries(network: Callable[..., Any], channel: int, spatial: int) -> None:
     network = network().eval()
     images = torch.zeros(2, 3, 224, 224) if not channel else LARGER
     gates = find_gates(network, images)
@@ -112,7 +115,9 @@ def test_gates_of_other_libraries(network, channel, spatial):
         torch.testing.assert_close(x * value, y)
 
 
-def activations_of(network, names=("gate", "sigmoid")):
+def activations_of(
+    network: nn.Sequential, names: tuple[str, str] = ("gate", "sigmoid")
+) -> list[Any]:
     """What each activation named so gave in a run, as a list."""
     given = []
     hooks = [
@@ -137,7 +142,7 @@ def activations_of(network, names=("gate", "sigmoid")):
     ],
     ids=lambda gate: type(gate).__name__,
 )  # fmt: skip
-def test_what_is_recorded_is_what_the_activation_gives(gate):
+def test_what_is_recorded_is_what_the_activation_gives(gate: nn.Module) -> None:
     network = cnn(gate)
     for parameter in network.parameters():
         nn.init.normal_(parameter)
@@ -154,7 +159,7 @@ def test_what_is_recorded_is_what_the_activation_gives(gate):
 
 
 @pytest.mark.parametrize("gate", [CoordAttn(5), EfficientLocalAttn(5)])
-def test_gates_along_rows_and_columns_are_one_gate_of_each_place(gate):
+def test_gates_along_rows_and_columns_are_one_gate_of_each_place(gate: nn.Module) -> None:
     network = cnn(gate)
     for parameter in network.parameters():
         nn.init.normal_(parameter)
@@ -164,7 +169,7 @@ def test_gates_along_rows_and_columns_are_one_gate_of_each_place(gate):
     assert {first.shape[2:], second.shape[2:]} == {(10, 1), (1, 14)}
 
 
-def test_a_gate_without_a_module_for_its_activation_is_read():
+def test_a_gate_without_a_module_for_its_activation_is_read() -> None:
     gate = LightCbamModule(5)
     network = cnn(gate)
     found = gate_values(network, IMAGES)
@@ -180,7 +185,7 @@ def test_a_gate_without_a_module_for_its_activation_is_read():
      (SplitAttn(6, 5, radix=3, groups=1, norm_layer=nn.BatchNorm2d), "1")],
     ids=["kernels", "splits", "three splits"],
 )  # fmt: skip
-def test_gates_among_branches_weigh_their_channels(gate, name):
+def test_gates_among_branches_weigh_their_channels(gate: nn.Module, name: str) -> None:
     """The channels of the branches times their gates, summed over the branches, are the output."""
     layers = [nn.Conv2d(3, 6, 3, padding=1), gate, nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     network = nn.Sequential(*layers, nn.Linear(5, 7)).eval()
@@ -198,13 +203,13 @@ def test_gates_among_branches_weigh_their_channels(gate, name):
     torch.testing.assert_close(ChannelGates()(network, IMAGES).values, expected)
 
 
-def test_gates_of_maps_with_channels_last():
+def test_gates_of_maps_with_channels_last() -> None:
     class Turned(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.se = SqueezeExciteCl(5, rd_channels=3)
 
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             return self.se(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     network = cnn(Turned())
@@ -213,13 +218,13 @@ def test_gates_of_maps_with_channels_last():
     assert ChannelGates()(network, IMAGES).values.shape == (2, 10, 14)
 
 
-def test_features_that_a_gate_overwrites_are_read_before():
+def test_features_that_a_gate_overwrites_are_read_before() -> None:
     class InPlace(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.gate = nn.Sigmoid()
 
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             return x.mul_(self.gate(x.mean((2, 3), keepdim=True)))
 
     network = cnn(InPlace())
@@ -228,26 +233,26 @@ def test_features_that_a_gate_overwrites_are_read_before():
     torch.testing.assert_close(ChannelGates()(network, IMAGES).values, expected)
 
 
-def test_an_identity_named_gate_is_none():
+def test_an_identity_named_gate_is_none() -> None:
     class Plain(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.gate = nn.Identity()
 
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             return self.gate(x)
 
     assert ChannelGates().refusal(cnn(Plain())) == "it has no channel gates"
 
 
-def test_batches_are_the_images_one_by_one():
+def test_batches_are_the_images_one_by_one() -> None:
     network = cnn(CBAM(5), CBAM(5))
     for method in [ChannelGates(), SpatialGates()]:
         alone = torch.cat([method(network, image[None]).values for image in IMAGES])
         torch.testing.assert_close(method(network, IMAGES).values, alone)
 
 
-def test_gates_of_our_networks():
+def test_gates_of_our_networks() -> None:
     images = torch.randn(2, 3, 32, 32)
     senet = SEResNet(num_classes=3, layers=(1, 1, 1, 1), widths=(4, 4, 4, 6))
     assert list(gate_values(senet, images)) == [f"layer{i}.0.se" for i in range(1, 5)]
@@ -262,7 +267,7 @@ def test_gates_of_our_networks():
     assert SpatialGates().refusal(SpatialCNN(gate=NoGate)) == "it has no spatial gates"
 
 
-def test_errors():
+def test_errors() -> None:
     network = cnn(SqueezeExcite(5))
     assert SpatialGates().refusal(network) == "it has no spatial gates"
     assert ChannelGates().refusal(cnn(SpatialMask(5))) == "it has no channel gates"
@@ -270,6 +275,7 @@ def test_errors():
         ChannelGates(layer=1)(network, IMAGES)
     with pytest.raises(ValueError, match="Identity has no channel or spatial gates to read"):
         gate_values(nn.Identity(), IMAGES)
+    layer: Any
     for layer, message in [
         ("0", "layer '0' has 0 channel gates: expected one, such as '1'"),
         (nn.ReLU(), "the ReLU that is given as a layer is no part of this network"),
@@ -282,7 +288,7 @@ def test_errors():
         SpatialGates(layer="mena")(twice, IMAGES)
 
 
-def test_gates_are_chosen_by_index_name_or_module_and_averaged():
+def test_gates_are_chosen_by_index_name_or_module_and_averaged() -> None:
     network = cnn(CBAM(5), CBAM(5))
     first, second = (ChannelGates(layer=at)(network, IMAGES) for at in (0, 1))
     for layer in ("4", "-5", "4.channel", network[4], network[4].channel, -1):
@@ -301,31 +307,31 @@ def test_gates_are_chosen_by_index_name_or_module_and_averaged():
 class SequentialSE(nn.Module):
     """The whole branch in one Sequential, as in many repositories."""
 
-    def __init__(self, activation):
+    def __init__(self, activation: nn.Module) -> None:
         super().__init__()
         self.conv = nn.Conv2d(5, 5, 3, padding=1)
         self.branch = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), nn.Conv2d(5, 3, 1), nn.ReLU(), nn.Conv2d(3, 5, 1), activation
         )
 
-    def forward(self, x):
+    def forward(self, x: Any) -> torch.Tensor:
         y = self.conv(x)
         return nn.functional.relu(y * self.branch(y) + x)
 
 
 class HardSigmoid(nn.Module):
-    def forward(self, x):
+    def forward(self, x: Any) -> torch.Tensor:
         return nn.functional.relu6(x + 3.0) / 6.0
 
 
 class LinearSE(nn.Module):
     """Squeezed to (b c), back by a view, as in the first repository of SENet in torch."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 5), nn.Sigmoid())
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         b, c, _, _ = x.size()
         y = nn.functional.adaptive_avg_pool2d(x, 1).view(b, c)
         return x * self.fc(y).view(b, c, 1, 1).expand_as(x)
@@ -334,23 +340,23 @@ class LinearSE(nn.Module):
 class Functional(nn.Module):
     """A spatial gate of torch.sigmoid, in place."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.score = nn.Conv2d(5, 1, 3, padding=1)
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         x = x.clone()
         x *= torch.sigmoid(self.score(x))
         return x
 
 
 class ByHandCBAM(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.ca = nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Conv2d(5, 5, 1), nn.Sigmoid())
         self.sa = nn.Sequential(nn.Conv2d(5, 1, 3, padding=1), nn.Sigmoid())
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         x = self.ca(x) * x
         return self.sa(x) * x
 
@@ -358,12 +364,12 @@ class ByHandCBAM(nn.Module):
 class Coordinate(nn.Module):
     """Hou et al. 2021, with its hard swish inside."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.conv1, self.act = nn.Conv2d(5, 8, 1), nn.Hardswish()
         self.conv_h, self.conv_w = nn.Conv2d(8, 5, 1), nn.Conv2d(8, 5, 1)
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         h, w = x.shape[2:]
         rows, columns = x.mean(3, keepdim=True), x.mean(2, keepdim=True).permute(0, 1, 3, 2)
         y = self.conv1(torch.cat([rows, columns], dim=2))
@@ -387,7 +393,9 @@ class Coordinate(nn.Module):
     ],
     ids=["sigmoid", "hard", "hard in place", "relu6", "linear", "spatial", "coordinate"],
 )
-def test_gates_are_known_by_what_is_multiplied(gate, name, shape):
+def test_gates_are_known_by_what_is_multiplied(
+    gate: Callable[..., nn.Module], name: str, shape: tuple[int, ...]
+) -> None:
     torch.manual_seed(0)
     network = cnn(gate())
     found = gate_values(network, IMAGES)
@@ -409,7 +417,7 @@ def test_gates_are_known_by_what_is_multiplied(gate, name, shape):
     torch.testing.assert_close(kind()(network, IMAGES).values, wanted)
 
 
-def test_gates_one_after_the_other_are_two_and_are_named_for_what_makes_them():
+def test_gates_one_after_the_other_are_two_and_are_named_for_what_makes_them() -> None:
     network = cnn(ByHandCBAM())
     found = gate_values(network, IMAGES)
     x = network[0](IMAGES)
@@ -422,11 +430,11 @@ def test_gates_one_after_the_other_are_two_and_are_named_for_what_makes_them():
 class Swish(nn.Module):
     """x sigmoid(beta x), by hand in several ways."""
 
-    def __init__(self, way):
+    def __init__(self, way: str) -> None:
         super().__init__()
         self.way, self.beta = way, nn.Parameter(torch.full((5,), 1.5))
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return {
             "sigmoid": lambda: x * torch.sigmoid(x),
             "quick gelu": lambda: x * torch.sigmoid(1.702 * x),
@@ -442,13 +450,13 @@ class Swish(nn.Module):
 @pytest.mark.parametrize(
     "way", ["sigmoid", "quick gelu", "learned", "hard", "in place", "of weights", "relu6", "silu"]
 )
-def test_an_activation_is_no_gate(way):
+def test_an_activation_is_no_gate(way: str) -> None:
     network = cnn(Swish(way))
     assert ChannelGates().refusal_for(network, IMAGES) == "it has no channel gates"
     assert SpatialGates().refusal_for(network, IMAGES) == "it has no spatial gates"
 
 
-def test_attention_from_token_to_token_is_no_gate():
+def test_attention_from_token_to_token_is_no_gate() -> None:
     for name in ("test_vit", "convit_tiny"):
         network = timm.create_model(name, num_classes=5).eval()
         assert ChannelGates().refusal(network) == "it has no channel gates"

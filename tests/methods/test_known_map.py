@@ -1,5 +1,7 @@
 """A network whose attention is set by hand, so that its true map is known: every explainer finds it."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch.nn import functional as F
 
 from vision_attn.methods import (
     AttentionGradCAM,
+    Explainer,
     GradientRollout,
     IntegratedGradients,
     LeGrad,
@@ -27,7 +30,7 @@ class Look(nn.Module):
     Every token's first head looks at the bright patch, the second at the dark one.
     """
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         q = torch.full((*x.shape[:2], 2, 1), 50.0).transpose(1, 2)
         k = x[..., :2, None].transpose(1, 2)
         found = F.scaled_dot_product_attention(q, k, k.clone())[..., 0]  # b head n
@@ -37,16 +40,16 @@ class Look(nn.Module):
 class ByHand(nn.Module):
     """Class 1 is what the first head found; the second head's finding says nothing of it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.attention = nn.ModuleList(Look() for _ in range(2))
         self.head = nn.Linear(4, 2, bias=False)
         self.head.weight.data = torch.tensor([[0.0, 0, 0, 0], [0, 0, 1, 0]])
 
-    def layout(self, image_size):
+    def layout(self, image_size: Any) -> TokenLayout:
         return TokenLayout(1, (image_size[0] // 8, image_size[1] // 8), "cls")
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         seen = F.avg_pool2d(images.mean(1, keepdim=True), 8).flatten(1)
         seen = F.pad(seen, (1, 0))
         x = torch.stack([seen.relu(), (-seen).relu(), 0 * seen, 0 * seen], -1)
@@ -77,7 +80,7 @@ class ByHand(nn.Module):
     ],
     ids=str,
 )
-def test_every_explainer_finds_it(method):
+def test_every_explainer_finds_it(method: Explainer) -> None:
     images = torch.zeros(3, 3, 32, 48)
     places = [(0, 4), (3, 1), (2, 5)]
     for image, (row, column) in zip(images, places, strict=True):
@@ -92,7 +95,7 @@ def test_every_explainer_finds_it(method):
             assert found[row, column] >= 0.99 * found.max()
 
 
-def test_the_heads_of_all_are_seen_where_the_class_is_not_asked_for():
+def test_the_heads_of_all_are_seen_where_the_class_is_not_asked_for() -> None:
     images = torch.zeros(1, 3, 32, 48)
     images[..., :8, :8], images[..., 24:, 40:] = 1, -1
     (found,) = Rollout()(ByHand(), images).values

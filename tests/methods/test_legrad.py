@@ -1,6 +1,7 @@
 """LeGrad where a network gives its blocks more than tokens, or runs them again to save memory."""
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import timm
@@ -8,13 +9,13 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from vision_attn.methods import Channel, GradCAM, LeGrad
+from vision_attn.methods import Channel, Explainer, GradCAM, LeGrad
 from vision_attn.models import ViT
 
 SIZE = (32, 48)
 
 
-def test_rotary_positions_of_more_heads_than_images():
+def test_rotary_positions_of_more_heads_than_images() -> None:
     torch.manual_seed(0)
     network = timm.create_model(
         "vit_small_patch16_rope_mixed_224", img_size=64, embed_dim=48, num_heads=6, depth=2,
@@ -26,7 +27,7 @@ def test_rotary_positions_of_more_heads_than_images():
         torch.testing.assert_close(found, LeGrad()(network, image[None], 1).values[0])
 
 
-def test_rotary_positions_of_each_image():
+def test_rotary_positions_of_each_image() -> None:
     torch.manual_seed(0)
     network = timm.create_model("gemma4_vit_167m_enc", embed_dim=24, depth=3, num_heads=2)
     network = network.double().eval()
@@ -41,7 +42,7 @@ def test_rotary_positions_of_each_image():
 @pytest.mark.parametrize(
     "name", ["vit_small_patch16_rope_mixed_224", "vit_base_patch16_siglip_224"]
 )
-def test_as_many_heads_as_images_times_blocks(name):
+def test_as_many_heads_as_images_times_blocks(name: str) -> None:
     torch.manual_seed(0)
     network = timm.create_model(
         name, img_size=64, embed_dim=48, num_heads=6, depth=3, num_classes=5
@@ -54,7 +55,7 @@ def test_as_many_heads_as_images_times_blocks(name):
 
 
 @pytest.mark.parametrize("method", [LeGrad(), GradCAM()], ids=str)
-def test_networks_that_compute_twice_to_save_memory(method):
+def test_networks_that_compute_twice_to_save_memory(method: Explainer) -> None:
     torch.manual_seed(0)
     network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=5)
     network = network.double().eval()
@@ -65,13 +66,13 @@ def test_networks_that_compute_twice_to_save_memory(method):
     assert network.grad_checkpointing
 
 
-def test_a_module_that_runs_its_blocks_twice_is_refused():
+def test_a_module_that_runs_its_blocks_twice_is_refused() -> None:
     class Twice(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.network = ViT(SIZE, 8, 5, 24, 2, 3)
 
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             return self.network(images) + self.network(images.flip(-1))
 
     with pytest.raises(ValueError, match="its 2 blocks make 4 attention calls"):
@@ -85,18 +86,18 @@ class PooledForNothing(nn.Module):
         super().__init__()
         self.network, self.pool = network, nn.MultiheadAttention(12, 2, batch_first=True)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         tokens = self.network.norm(self.network.forward_features(images))
         self.pool(tokens[:, :1], tokens, tokens)
         return self.network.head(tokens.mean(1))
 
 
 class NotPooled(PooledForNothing):
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         return self.network.head(self.network.norm(self.network.forward_features(images)).mean(1))
 
 
-def test_a_pool_that_nothing_reads_changes_no_map():
+def test_a_pool_that_nothing_reads_changes_no_map() -> None:
     """As the head of SigLIP's vision tower, where a classifier reads the mean of its tokens."""
     torch.manual_seed(0)
     network = VisionTransformer(
@@ -117,7 +118,7 @@ class OnTheGrid(nn.Module):
         super().__init__()
         self.block = block
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return self.block(x.flatten(1, 2)).view_as(x)
 
 
@@ -131,7 +132,7 @@ class Grid(nn.Module):
         self.blocks, self.vit.blocks = nn.ModuleList(blocks), nn.Identity()
         self.on_the_grid = on_the_grid
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         x = self.vit.pos_drop(self.vit.patch_embed(images) + self.vit.pos_embed)
         x = x.unflatten(1, (2, 3)) if self.on_the_grid else x
         for block in self.blocks:
@@ -140,7 +141,7 @@ class Grid(nn.Module):
         return self.vit.head(self.vit.fc_norm(x.mean(1)))
 
 
-def test_tokens_in_rows_and_columns_are_cut_off_the_graph_between_blocks_too():
+def test_tokens_in_rows_and_columns_are_cut_off_the_graph_between_blocks_too() -> None:
     torch.manual_seed(0)
     vit = timm.create_model(
         "vit_tiny_patch16_224", img_size=(32, 48), class_token=False, global_pool="avg",

@@ -1,10 +1,13 @@
 """LibraGradient against networks written out by hand, in float64, with what it holds detached."""
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,19 +19,19 @@ from vision_attn.models.timm_model import TimmModel
 CLASS = 3
 
 
-def held_norm(norm, x):
+def held_norm(norm: Any, x: torch.Tensor) -> Any:
     """A layer norm whose divisor is a constant."""
     centred = x - x.mean(-1, keepdim=True)
     deviation = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
     return centred / deviation.detach() * norm.weight + norm.bias
 
 
-def held_gelu(x):
+def held_gelu(x: Any) -> Any:
     """x times a gate that is a constant."""
     return x * (0.5 * (1 + torch.erf(x / 2**0.5))).detach()
 
 
-def timm_vit(**more):
+def timm_vit(**more: Any) -> VisionTransformer:
     torch.manual_seed(2)
     options = {"img_size": 28, "patch_size": 7, "embed_dim": 24, "depth": 3, "num_heads": 3}
     network = timm.models.VisionTransformer(**options | {"num_classes": 5} | more).eval()
@@ -40,7 +43,9 @@ def timm_vit(**more):
     return network.double()
 
 
-def by_hand(network, image, score):
+def by_hand(
+    network: VisionTransformer, image: torch.Tensor, score: Callable[..., Any]
+) -> tuple[torch.Tensor, Any]:
     """The levels of a timm ViT and their gradients: sum_d h g of every token, a row a level."""
     x = network.patch_embed(image)
     x = network._pos_embed(x).detach().requires_grad_()
@@ -61,7 +66,7 @@ def by_hand(network, image, score):
 
 
 @pytest.mark.parametrize("more", [{}, {"reg_tokens": 2}, {"global_pool": "avg", "fc_norm": False}])
-def test_it_is_the_mean_over_levels_of_tokens_times_held_gradients(more):
+def test_it_is_the_mean_over_levels_of_tokens_times_held_gradients(more: dict[str, int]) -> None:
     network, image = timm_vit(**more), torch.randn(2, 3, 28, 28).double()
     rows, logits = by_hand(network, image, lambda logits: logits[:, CLASS])
     torch.testing.assert_close(network(image), logits)
@@ -75,16 +80,16 @@ def test_it_is_the_mean_over_levels_of_tokens_times_held_gradients(more):
     torch.testing.assert_close(maps.prefix_mass, mass.float(), atol=1e-5, rtol=1e-4)
 
 
-def test_another_number_of_the_output_is_explained_as_it_is_written():
+def test_another_number_of_the_output_is_explained_as_it_is_written() -> None:
     network, image = timm_vit(), torch.randn(1, 3, 28, 28).double()
 
-    def map_of(target):
+    def map_of(target: Any) -> torch.Tensor:
         return LibraGradient(smooth=0)(network, image, target).values
 
-    def expected(score):
+    def expected(score: Callable[..., Any]) -> Any:
         return by_hand(network, image, score)[0].mean(0)[:, -16:].unflatten(1, (4, 4)).float()
 
-    def odds(z):
+    def odds(z: Any) -> Any:
         others = [i for i in range(5) if i != CLASS]
         return z[:, CLASS] - z[:, others].logsumexp(1)
 
@@ -97,40 +102,42 @@ def test_another_number_of_the_output_is_explained_as_it_is_written():
         torch.testing.assert_close(map_of(target), expected(score), atol=1e-5, rtol=1e-4)
 
 
-def test_shares_and_constants_are_the_logit_at_the_first_level():
+def test_shares_and_constants_are_the_logit_at_the_first_level() -> None:
     network, image = timm_vit(), torch.randn(2, 3, 28, 28).double()
     maps = LibraGradient(check=True)(network, image, CLASS)
+    assert maps.completeness_gap is not None
     assert maps.completeness_gap.max() < 1e-12
     network.blocks[1].mlp.act = LogSum()
     with pytest.warns(UserWarning, match=r"no rule for logcumsumexp: up to \d+\.\d%"):
         maps = LibraGradient()(network, image, CLASS)
+    assert maps.completeness_gap is not None
     assert maps.completeness_gap.min() > 1e-3
 
 
 class LogSum(nn.Module):
     """Of channels beside each other; it is no gate times its input."""
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return x.logcumsumexp(-1)
 
 
 class Wrapped(nn.Module):
     """A network whose images are shifted first, and whose logits come in a dictionary."""
 
-    def __init__(self, network):
+    def __init__(self, network: Any) -> None:
         super().__init__()
         self.inner = network
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> dict[Any, Any]:
         return {"logits": self.inner(images * 1.0), "aside": images.mean()}
 
 
-def checkpointed(network):
+def checkpointed(network: Any) -> Any:
     network.set_grad_checkpointing()
     return network
 
 
-def written_out(network):
+def written_out(network: Any) -> Any:
     for block in network.blocks:
         block.attn.fused_attn = False
     return network
@@ -148,7 +155,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("way", OTHERWISE)
-def test_the_same_network_otherwise_has_the_same_map(way):
+def test_the_same_network_otherwise_has_the_same_map(way: str) -> None:
     image = torch.randn(2, 3, 28, 28).double()
     network = timm_vit(reg_tokens=1)
     expected = LibraGradient()(network, image, CLASS)
@@ -160,7 +167,7 @@ def test_the_same_network_otherwise_has_the_same_map(way):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_near(dtype):
+def test_half_precision_is_near(dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     network = ViT(image_size=28, patch_size=7, num_classes=5, dim=24, depth=2, heads=3).eval()
     image = torch.randn(2, 3, 28, 28)
@@ -171,7 +178,7 @@ def test_half_precision_is_near(dtype):
     assert difference < (0.1 if dtype is torch.bfloat16 else 0.02)
 
 
-def test_smoothing_keeps_the_total_and_stands_in_the_name():
+def test_smoothing_keeps_the_total_and_stands_in_the_name() -> None:
     network, image = timm_vit(), torch.randn(2, 3, 28, 28).double()
     raw = LibraGradient(smooth=0)(network, image, CLASS)
     smooth = LibraGradient()(network, image, CLASS)
@@ -183,7 +190,7 @@ def test_smoothing_keeps_the_total_and_stands_in_the_name():
     assert smooth.values.std() < 0.8 * raw.values.std()
 
 
-def test_a_cnn_has_the_shares_of_its_last_features():
+def test_a_cnn_has_the_shares_of_its_last_features() -> None:
     """Behind them is a mean and a linear layer: the map is that of HiResCAM without its ReLU."""
     torch.manual_seed(5)
     network = SEResNet(5, layers=(1, 1, 1, 1), widths=(4, 6, 8, 10)).double().eval()
@@ -198,13 +205,13 @@ def test_a_cnn_has_the_shares_of_its_last_features():
     torch.testing.assert_close(found.values, expected.float(), atol=1e-6, rtol=1e-4)
 
 
-def test_it_says_why_it_cannot():
+def test_it_says_why_it_cannot() -> None:
     headless = TimmModel("test_vit", pretrained=False, num_classes=0)
     with pytest.raises(ValueError, match="target"):
         LibraGradient()(headless, torch.rand(1, 3, 160, 160))
 
     class Cut(nn.Module):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
             return F.one_hot(images.mean((2, 3)).argmax(1), 5).float()
 
     with pytest.raises(ValueError, match="does not fit Cut: no gradient"):

@@ -14,11 +14,11 @@ from vision_attn.types import TokenLayout
 class Additive(nn.Module):
     """Class 1 weighs the brightness of each of 5 x 7 cells by a number of its own."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.cells = nn.Parameter(torch.randn(5, 7, generator=torch.Generator().manual_seed(0)))
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         seen = F.adaptive_avg_pool2d(images.mean(1), (5, 7))
         logit = (self.cells * seen).sum((1, 2)) + 3
         return torch.stack([-logit, logit], 1)
@@ -28,7 +28,7 @@ IMAGES = torch.rand(3, 3, 15, 21, generator=torch.Generator().manual_seed(1)) + 
 LAYOUT = TokenLayout(0, (5, 7), "mean")
 
 
-def test_of_an_additive_network_each_cell_gets_what_it_adds():
+def test_of_an_additive_network_each_cell_gets_what_it_adds() -> None:
     network = Additive()
     maps = MaskedRegression(samples=512)(network, IMAGES, 1, LAYOUT)
     expected = network.cells * F.adaptive_avg_pool2d(IMAGES.mean(1), (5, 7))
@@ -37,7 +37,7 @@ def test_of_an_additive_network_each_cell_gets_what_it_adds():
     torch.testing.assert_close(other.values, -maps.values, rtol=0, atol=1e-5)
 
 
-def test_the_map_sums_to_what_all_cells_add():
+def test_the_map_sums_to_what_all_cells_add() -> None:
     network = nn.Sequential(
         nn.Conv2d(3, 5, 3), nn.ReLU(), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(20, 7)
     )
@@ -46,13 +46,13 @@ def test_the_map_sums_to_what_all_cells_add():
     torch.testing.assert_close(maps.values.sum((1, 2)), change[[0, 1, 2], [1, 4, 6]])
 
 
-def covariance(y, x):
+def covariance(y: int, x: int) -> torch.Tensor:
     places = [(i, j) for i in range(y) for j in range(x)]
     near = [[-((a - c) ** 2 + (b - d) ** 2) / 2 for c, d in places] for a, b in places]
     return torch.tensor(near, dtype=torch.float64).exp() + OWN * torch.eye(y * x)
 
 
-def test_the_fit_is_the_process_of_the_likeliest_noise():
+def test_the_fit_is_the_process_of_the_likeliest_noise() -> None:
     """By generalised least squares with a mean for each count, instead of contrasts."""
     shown = MaskedRegression(samples=2 * 37).shown((3, 5))
     torch.manual_seed(2)
@@ -85,7 +85,7 @@ def test_the_fit_is_the_process_of_the_likeliest_noise():
     assert chosen[0] < chosen[1] < chosen[2]
 
 
-def test_samples_show_at_most_half_in_blobs():
+def test_samples_show_at_most_half_in_blobs() -> None:
     shown = MaskedRegression(samples=600).shown((9, 13))
     assert shown.shape == (300, 9, 13)
     counts = shown.flatten(1).sum(1)
@@ -104,11 +104,11 @@ def test_samples_show_at_most_half_in_blobs():
     assert not torch.equal(MaskedRegression(samples=600, seed=1).shown((9, 13)), shown)
 
 
-def test_a_sample_and_its_complement_are_the_image_cell_by_cell():
+def test_a_sample_and_its_complement_are_the_image_cell_by_cell() -> None:
     seen = []
 
     class Watch(Additive):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
             seen.append(images)
             return super().forward(images)
 
@@ -134,25 +134,27 @@ def test_a_sample_and_its_complement_are_the_image_cell_by_cell():
         ((518, 518), TokenLayout(1, (37, 37), "cls"), 0, (14, 14)),
     ],
 )
-def test_cells(size, layout, cells, grid):
+def test_cells(
+    size: tuple[int, int], layout: TokenLayout | None, cells: int, grid: tuple[int, int]
+) -> None:
     assert cell_grid(MaskedRegression(), cells, torch.zeros(1, 3, *size), layout) == grid
 
 
-def test_batches_give_what_images_alone_give():
+def test_batches_give_what_images_alone_give() -> None:
     network, method = Additive(), MaskedRegression(samples=24, rows=5)
     alone = torch.cat([method(network, image[None], 1, LAYOUT).values for image in IMAGES])
     torch.testing.assert_close(method(network, IMAGES, 1, LAYOUT).values, alone)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_networks_that_hide_their_modules_are_explained_from_outside():
+def test_networks_that_hide_their_modules_are_explained_from_outside() -> None:
     network, method = Additive().eval(), MaskedRegression(samples=24, cells=5)
     expected = method(network, IMAGES, 1).values
     sealed = torch.jit.trace(network, IMAGES)
     torch.testing.assert_close(method(sealed, IMAGES, 1).values, expected)
 
 
-def test_errors():
+def test_errors() -> None:
     for text, options in (
         ("samples must be even and at least 4, got 7", {"samples": 7}),
         ("samples must be even and at least 4, got 2", {"samples": 2}),

@@ -60,6 +60,7 @@ def test_raw_attention_shows_every_look_of_a_pool(name: str) -> None:
     with pytest.raises(ValueError, match="head must be from 0 to"):
         RawAttention(head=looks.shape[1])(network, IMAGES)
     rolled = Rollout()(network, IMAGES)
+    assert rolled.prefix_mass is not None
     torch.testing.assert_close(rolled.values.sum((1, 2)) + rolled.prefix_mass, torch.ones(2))
 
 
@@ -81,7 +82,7 @@ def test_a_hard_pool_is_one_patch_a_head() -> None:
         assert values.sort(1).values[:, -2:].tolist() == [[0, 1], [0, 1]]
 
 
-PARTS = {
+PARTS: dict[str, dict[str, Any]] = {
     "local2d": {"window": partial(att.Local2d, radius=1)},
     "monotonic": {"window": partial(att.LocalMonotonic, radius=2)},
     "predictive": {"window": partial(att.LocalPredictive, radius=3)},

@@ -5,6 +5,8 @@ the layer rounds them.
 """
 
 import copy
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import timm
@@ -14,6 +16,7 @@ from torch import nn
 from torch.ao import quantization
 from torch.ao.nn import quantized
 from torch.ao.nn.quantized import dynamic
+from torch.ao.nn.quantized.dynamic.modules.linear import Linear
 
 import vision_attn
 from vision_attn.data import Preprocess
@@ -46,28 +49,34 @@ FROM_OUTSIDE = [Occlusion(), MaskedRegression(samples=8, cells=3), LIME(samples=
 BASELINES = [RandomMap(), EdgeMap()]
 
 
-def own_vit():
+def own_vit() -> ViT:
     return ViT((32, 48), 8, 5, dim=12, depth=2, heads=2)
 
 
-def timm_vit():
-    size = {"img_size": (32, 48), "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 2}
+def timm_vit() -> nn.Module:
+    size: dict[str, Any] = {
+        "img_size": (32, 48),
+        "patch_size": 8,
+        "embed_dim": 12,
+        "depth": 2,
+        "num_heads": 2,
+    }
     return timm.create_model("vit_tiny_patch16_224", num_classes=5, **size)
 
 
-def torchvision_vit():
+def torchvision_vit() -> Any:
     return torchvision.models.VisionTransformer(
         image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=12, mlp_dim=20
     )
 
 
-def huggingface_vit():
+def huggingface_vit() -> HuggingFaceModel:
     args = {"hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2, "num_labels": 5}
     args |= {"num_attention_heads": 2, "image_size": 32, "patch_size": 8}
     return HuggingFaceModel("vit", model_args=args)
 
 
-def drawn(make):
+def drawn(make: Callable[..., Any]) -> Any:
     torch.manual_seed(0)
     network = make().eval()
     for weight in network.parameters():
@@ -75,7 +84,7 @@ def drawn(make):
     return network
 
 
-def images_for(network):
+def images_for(network: Any) -> torch.Tensor:
     random = torch.Generator().manual_seed(1)
     wide = isinstance(network, ViT | timm.models.VisionTransformer)
     return torch.randn(1, 3, 32, 48 if wide else 32, generator=random)
@@ -84,17 +93,17 @@ def images_for(network):
 class Rounded(nn.Linear):
     """What a dynamically quantised layer computes, in floats: of inputs in 7 bits, as on x86."""
 
-    def __init__(self, layer):
+    def __init__(self, layer: Linear) -> None:
         super().__init__(layer.in_features, layer.out_features)
         self.weight = nn.Parameter(layer.weight().dequantize())
         self.bias = nn.Parameter(layer.bias())
 
-    def forward(self, x):
+    def forward(self, x: Any) -> torch.Tensor:
         scale, zero = torch._choose_qparams_per_tensor(x, reduce_range=True)
         return super().forward(torch.fake_quantize_per_tensor_affine(x, scale, zero, 0, 127))
 
 
-def in_floats(network):
+def in_floats(network: Any) -> Any:
     network = copy.deepcopy(network)
     for name, module in list(network.named_modules()):
         if isinstance(module, dynamic.Linear):
@@ -103,7 +112,7 @@ def in_floats(network):
 
 
 @pytest.fixture
-def x86():
+def x86() -> Iterator[None]:
     if "x86" not in torch.backends.quantized.supported_engines:
         pytest.skip("needs torch's quantised kernels of x86")
     before = torch.backends.quantized.engine
@@ -116,7 +125,7 @@ MAKERS = [own_vit, timm_vit, torchvision_vit, huggingface_vit]
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_attention_beside_dynamically_quantised_layers(make, x86):
+def test_attention_beside_dynamically_quantised_layers(make: Callable[..., Any], x86: None) -> None:
     network = drawn(make)
     quantised = quantization.quantize_dynamic(network, {nn.Linear}, dtype=torch.qint8)
     oracle, images = in_floats(quantised), images_for(network)
@@ -134,7 +143,9 @@ def test_attention_beside_dynamically_quantised_layers(make, x86):
 @pytest.mark.parametrize(
     ("make", "kinds"), [(own_vit, [nn.Linear]), (timm_vit, [nn.Linear, nn.Conv2d])]
 )
-def test_attention_beside_statically_quantised_layers(make, kinds, x86):
+def test_attention_beside_statically_quantised_layers(
+    make: Callable[..., Any], kinds: list[Callable[..., nn.Linear] | type[Any]], x86: None
+) -> None:
     """Each layer between its own quantisers, also the one that makes tokens of patches."""
     network = drawn(make)
     static = copy.deepcopy(network)
@@ -158,7 +169,7 @@ def test_attention_beside_statically_quantised_layers(make, kinds, x86):
         GradCAM()(static, images, 1)
 
 
-def test_attention_of_a_network_that_trains_to_be_quantised():
+def test_attention_of_a_network_that_trains_to_be_quantised() -> None:
     """Its layers round in floats, and gradients pass."""
     network = drawn(own_vit)
     aware = copy.deepcopy(network).train()
@@ -178,7 +189,7 @@ def test_attention_of_a_network_that_trains_to_be_quantised():
 
 
 @pytest.mark.parametrize("make", [*MAKERS, lambda: SEResNet(5, layers=(1,) * 4, widths=(4,) * 4)])
-def test_methods_that_take_gradients_say_that_none_passes(make):
+def test_methods_that_take_gradients_say_that_none_passes(make: Callable[..., Any]) -> None:
     network = drawn(make)
     quantised = quantization.quantize_dynamic(network, {nn.Linear}, dtype=torch.qint8)
     images = images_for(network)
@@ -198,7 +209,9 @@ def test_methods_that_take_gradients_say_that_none_passes(make):
 
 
 @pytest.mark.parametrize("make", [own_vit, lambda: SEResNet(5, layers=(1,) * 4, widths=(4,) * 4)])
-def test_methods_from_outside_are_of_the_network_as_it_is(make, x86):
+def test_methods_from_outside_are_of_the_network_as_it_is(
+    make: Callable[..., Any], x86: None
+) -> None:
     quantised = quantization.quantize_dynamic(drawn(make), {nn.Linear}, dtype=torch.qint8)
     images = images_for(quantised)
     hidden = nn.Sequential(quantised, nn.Identity())
@@ -216,7 +229,7 @@ def test_methods_from_outside_are_of_the_network_as_it_is(make, x86):
     )
 
 
-def test_a_convolutional_network_of_whole_numbers_throughout(x86):
+def test_a_convolutional_network_of_whole_numbers_throughout(x86: None) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(
         quantization.QuantStub(),
@@ -247,22 +260,24 @@ def test_a_convolutional_network_of_whole_numbers_throughout(x86):
 
 
 @pytest.mark.parametrize("half", ["bf16-mixed", "32-true"])
-def test_scores_of_quantised_networks_are_in_float32(half, monkeypatch):
+def test_scores_of_quantised_networks_are_in_float32(
+    half: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vision_attn.runs.scoring.tasks.native_precision", lambda kind: half)
     network = quantization.quantize_dynamic(drawn(own_vit), {nn.Linear}, dtype=torch.qint8)
     preprocess = Preprocess((32, 48), (0.5,) * 3, (0.25,) * 3)
     model = vision_attn.wrap(network, preprocess, classes=list("abcde"))
-    few = {"steps": 1, "limit": 2, "batch_size": 2, "progress": Silent()}
+    few: dict[str, Any] = {"steps": 1, "limit": 2, "batch_size": 2, "progress": Silent()}
     table = vision_attn.score(model, "planted", "Rollout", **few).table()
     assert {row["method"] for row in table} >= {"Rollout", "RandomMap"}
 
 
-def test_a_graph_that_lets_no_gradient_pass_is_told_without_modules():
+def test_a_graph_that_lets_no_gradient_pass_is_told_without_modules() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 5 * 7, 2), Step())
     with pytest.raises(ValueError, match="no gradient of what is explained reaches the image"):
         IntegratedGradients(steps=2)(network, torch.randn(1, 3, 5, 7), 1)
 
 
 class Step(nn.Module):
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return x.detach().round()

@@ -2,7 +2,9 @@
 
 import threading
 import warnings
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import timm
@@ -22,11 +24,12 @@ from vision_attn.methods import (
     WeightedRollout,
     parse_method,
 )
+from vision_attn.methods.attention_explainer import AttentionExplainer, ChainExplainer
 from vision_attn.models import ViT
-from vision_attn.tokens import record_attention
+from vision_attn.tokens import AttentionCall, record_attention
 from vision_attn.tokens.carry import tiles as tiling
 from vision_attn.tokens.carry import transpose as transposing
-from vision_attn.types import TokenLayout
+from vision_attn.types import Heatmaps, TokenLayout
 
 SIZE = (32, 48)
 ALL = [
@@ -42,7 +45,7 @@ ALL = [
 ]
 
 
-def network(depth=3, **options):
+def network(depth: int = 3, **options: Any) -> ViT:
     """A small ViT of ours in float64, with attention that chooses."""
     torch.manual_seed(5)
     made = ViT(SIZE, 8, 4, 24, depth, 3, **options).double().eval()
@@ -56,16 +59,18 @@ def network(depth=3, **options):
     return made
 
 
-def pictures(count=2):
+def pictures(count: int = 2) -> torch.Tensor:
     return torch.randn(count, 3, *SIZE, dtype=torch.float64)
 
 
-def maps_and_gradients(network, images, target):
+def maps_and_gradients(
+    network: ViT, images: torch.Tensor, target: int
+) -> tuple[list[Any], tuple[torch.Tensor, ...]]:
     """Every layer's weights and the gradient of the logit by them, by autograd through the maps."""
     maps, plain = [], F.scaled_dot_product_attention
 
     class Spelled(nn.Module):
-        def forward(self, q, k, v, mask=None, layout=None):
+        def forward(self, q: Any, k: Any, v: Any, mask: Any = None, layout: Any = None) -> Any:
             maps.append((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1))
             return maps[-1] @ v
 
@@ -83,7 +88,13 @@ def maps_and_gradients(network, images, target):
 # ---- each mistake that was found in public code ----
 
 
-def dense(fused, seed, prefix, discard=0.0, mistake=None):
+def dense(
+    fused: list[torch.Tensor],
+    seed: torch.Tensor,
+    prefix: int,
+    discard: float = 0.0,
+    mistake: str | None = None,
+) -> Any:
     """Rollout by whole matrices of fused maps (layer b n n), with one mistake in it or none."""
     images, n = fused[0].shape[:2]
     joint = torch.eye(n, dtype=fused[0].dtype).repeat(images, 1, 1)
@@ -108,7 +119,7 @@ def dense(fused, seed, prefix, discard=0.0, mistake=None):
     return row
 
 
-def first(n):
+def first(n: int) -> torch.Tensor:
     return F.one_hot(torch.tensor([0]), n).double()
 
 
@@ -122,7 +133,7 @@ def first(n):
         "stretched to 0..1",
     ],
 )
-def test_rollout_is_right_where_others_are_not(mistake):
+def test_rollout_is_right_where_others_are_not(mistake: str) -> None:
     net, images = network(), pictures()
     fused = [A.amax(1) for A in maps_and_gradients(net, images, 0)[0]]
     found = Rollout(fusion="max", discard=0.6)(net, images).values.double()
@@ -131,11 +142,11 @@ def test_rollout_is_right_where_others_are_not(mistake):
     assert (found - wrong).abs().max() > 0.01 * found.max()
 
 
-def test_gradients_meet_their_own_layers():
+def test_gradients_meet_their_own_layers() -> None:
     net, images = network(), pictures()
     maps, gradients = maps_and_gradients(net, images, 1)
 
-    def with_gradients(gradients):
+    def with_gradients(gradients: tuple[torch.Tensor, ...]) -> list[Any]:
         fused = [(A * dA).mean(1).clamp(min=0) for A, dA in zip(maps, gradients, strict=True)]
         empty = [f.sum(-1, keepdim=True) == 0 for f in fused]
         return [
@@ -150,18 +161,19 @@ def test_gradients_meet_their_own_layers():
 
 
 @pytest.mark.parametrize("registers", [0, 3])
-def test_any_number_of_prefix_tokens_and_a_grid_that_is_not_square(registers):
+def test_any_number_of_prefix_tokens_and_a_grid_that_is_not_square(registers: int) -> None:
     net, images = network(registers=registers), pictures()
     fused = [A.mean(1) for A in maps_and_gradients(net, images, 0)[0]]
     found = Rollout()(net, images)
     right = dense(fused, first(25 + registers), 1 + registers)
     torch.testing.assert_close(found.values.double(), right, rtol=0, atol=1e-7)
     beside = 1 - right.sum((1, 2))
+    assert found.prefix_mass is not None
     torch.testing.assert_close(found.prefix_mass.double(), beside, rtol=0, atol=1e-6)
     assert (beside > 0.02).all()
 
 
-def test_mean_pooling_starts_at_all_patches_not_at_row_0():
+def test_mean_pooling_starts_at_all_patches_not_at_row_0() -> None:
     net, images = network(pool="mean"), pictures()
     fused = [A.mean(1) for A in maps_and_gradients(net, images, 0)[0]]
     everywhere = torch.ones(1, 25).double() / 24
@@ -171,7 +183,7 @@ def test_mean_pooling_starts_at_all_patches_not_at_row_0():
     assert (found - dense(fused, first(25), 1)).abs().max() > 0.01 * found.max()
 
 
-def test_a_fused_kernel_gives_no_empty_map():
+def test_a_fused_kernel_gives_no_empty_map() -> None:
     layer = nn.TransformerEncoderLayer(24, 2, 48, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).eval()
     net = nn.Sequential(nn.Conv2d(3, 24, 8, 8), nn.Flatten(2), Turned(), encoder, Mean())
@@ -182,16 +194,16 @@ def test_a_fused_kernel_gives_no_empty_map():
 
 
 class Turned(nn.Module):
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return x.mT
 
 
 class Mean(nn.Module):
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return x.mean(1)
 
 
-def test_channel_attention_is_refused():
+def test_channel_attention_is_refused() -> None:
     net = timm.create_model("xcit_nano_12_p16_224", depth=1)
     assert Rollout().refusal(net) == (
         "the keys of attention call 0 (blocks.0.attn) are not one token each (32 of them, made of "
@@ -205,7 +217,7 @@ def test_channel_attention_is_refused():
 
 
 @pytest.mark.parametrize("method", ALL, ids=str)
-def test_together_as_one_by_one_and_twice_as_once(method):
+def test_together_as_one_by_one_and_twice_as_once(method: AttentionExplainer) -> None:
     net, images = network(registers=1), pictures(3)
     together = method(net, images, [0, 3, 1])
     for index, target in enumerate((0, 3, 1)):
@@ -220,8 +232,9 @@ def test_together_as_one_by_one_and_twice_as_once(method):
 
 
 @pytest.mark.parametrize("method", ALL, ids=str)
-def test_an_error_on_the_way_changes_nothing(method):
-    net, images = network(), pictures()
+def test_an_error_on_the_way_changes_nothing(method: AttentionExplainer) -> None:
+    net: Any = network()
+    images = pictures()
     before = method(net, images, 0)
     net.train()
     net.norm.weight.requires_grad_(False)
@@ -236,12 +249,12 @@ def test_an_error_on_the_way_changes_nothing(method):
     assert torch.equal(method(net, images, 0).values, before.values)
 
 
-def test_two_threads_on_two_networks():
+def test_two_threads_on_two_networks() -> None:
     nets, images = [network(depth) for depth in (2, 4)], pictures()
     alone = [[method(net, images, 0).values for method in ALL] for net in nets]
-    found = [[], []]
+    found: list[list[torch.Tensor]] = [[], []]
 
-    def work(index):
+    def work(index: Any) -> None:
         for method in ALL:
             found[index].append(method(nets[index], images, 0).values)
 
@@ -260,7 +273,7 @@ CHAINED = [Rollout(), Rollout(fusion="min"), WeightedRollout(), GradientRollout(
 
 
 @pytest.mark.parametrize("method", CHAINED, ids=str)
-def test_rows_of_any_tokens_in_one_sweep(method):
+def test_rows_of_any_tokens_in_one_sweep(method: ChainExplainer) -> None:
     net, images = network(), pictures()
     every = method.rows(net, images, target=2)
     assert every.shape == (2, 25, 25)
@@ -272,9 +285,10 @@ def test_rows_of_any_tokens_in_one_sweep(method):
         torch.testing.assert_close(every.sum(-1), torch.ones(2, 25).double())
 
 
-def test_a_query_is_the_class_token_or_a_place():
+def test_a_query_is_the_class_token_or_a_place() -> None:
     net, images = network(), pictures()
     every = Rollout().rows(net, images)[..., 1:].unflatten(-1, (4, 6)).float()
+    query: Any
     for query, token in (
         ("cls", 0),
         ((0, 0), 1),
@@ -288,7 +302,7 @@ def test_a_query_is_the_class_token_or_a_place():
         torch.testing.assert_close(found, every[:, token])
 
 
-def test_64_rows_are_the_rows_one_by_one():
+def test_64_rows_are_the_rows_one_by_one() -> None:
     net, images = network(), pictures(1)
     tokens = torch.randint(0, 25, (64,))
     many = Rollout().rows(net, images, tokens)
@@ -308,12 +322,12 @@ def test_64_rows_are_the_rows_one_by_one():
         ("QueryKey(kind=logits)", "option kind: expected 'weights' or 'scores', got 'logits'"),
     ],
 )
-def test_options_are_checked(method, message):
+def test_options_are_checked(method: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_method(method)
 
 
-def test_methods_are_written_as_they_are_read():
+def test_methods_are_written_as_they_are_read() -> None:
     for text in ("Rollout(fusion='max', discard=0.9)", "QueryKey(query=(3, 5), head=1)"):
         assert str(parse_method(text)) == text
     assert parse_method("Rollout(query=(0.5, 1))") == Rollout(query=(0.5, 1.0))
@@ -337,12 +351,14 @@ def test_methods_are_written_as_they_are_read():
         (lambda net, x: Rollout()(nn.Flatten(), x), "no attention was found"),
     ],
 )
-def test_what_does_not_fit_is_an_error(explain, message):
+def test_what_does_not_fit_is_an_error(
+    explain: Callable[..., Heatmaps | torch.Tensor], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         explain(network(), pictures())
 
 
-def test_weights_that_are_not_numbers_are_an_error():
+def test_weights_that_are_not_numbers_are_an_error() -> None:
     net = network()
     net.blocks[1].attn.qkv.weight.data[0, 0] = torch.nan
     for method in ALL:
@@ -350,7 +366,7 @@ def test_weights_that_are_not_numbers_are_an_error():
             method(net, pictures(), 0)
 
 
-def test_a_network_made_in_inference_mode_gives_no_gradients():
+def test_a_network_made_in_inference_mode_gives_no_gradients() -> None:
     with torch.inference_mode():
         net = network()
         Rollout()(net, pictures())
@@ -361,7 +377,7 @@ def test_a_network_made_in_inference_mode_gives_no_gradients():
 # ---- exactness ----
 
 
-def test_tiles_of_any_size_give_the_same(monkeypatch):
+def test_tiles_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     net, images = network(depth=2), pictures(3)
     methods = [*ALL, Rollout(fusion="min", discard=0.3), GradientRollout(discard=0.5)]
     whole = [method(net, images, 0).values for method in methods]
@@ -375,7 +391,9 @@ def test_tiles_of_any_size_give_the_same(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_with_tiles_of_their_own_give_the_same(threads, torch_threads, monkeypatch):
+def test_threads_with_tiles_of_their_own_give_the_same(
+    threads: int, torch_threads: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     net, images = network(depth=2, registers=1), pictures(5)
     methods = [*ALL, Rollout(fusion="min", discard=0.3), Rollout(query=(40, 3))]
     torch_threads(1)
@@ -395,21 +413,22 @@ def test_threads_with_tiles_of_their_own_give_the_same(threads, torch_threads, m
     assert later == [threads]
 
 
-def recorded_weights(weights):
+def recorded_weights(weights: torch.Tensor) -> AttentionCall:
     class Softmax(nn.Module):
-        def forward(self, scores):
+        def forward(self, scores: Any) -> Any:
             return scores.softmax(-1) @ torch.zeros(*scores.shape[:2], scores.shape[3], 1).to(
                 scores
             )
 
     with record_attention(Softmax()) as record:
         Softmax()(weights.log())
+    call: Any
     (call,) = record.calls
     call.all_weights.copy_(weights)
     return call
 
 
-def test_float32_is_exact_to_the_fifth_digit_where_attention_is_sharp():
+def test_float32_is_exact_to_the_fifth_digit_where_attention_is_sharp() -> None:
     net, images = network(), pictures()
     for name, weight in net.named_parameters():
         if "qkv.weight" in name:
@@ -422,7 +441,7 @@ def test_float32_is_exact_to_the_fifth_digit_where_attention_is_sharp():
     torch.testing.assert_close(single, true, rtol=0, atol=1e-4 * true.max().item())
 
 
-def test_autocast_makes_the_network_coarse_but_not_the_map():
+def test_autocast_makes_the_network_coarse_but_not_the_map() -> None:
     net, images = network().float(), pictures().float()
     with torch.autocast("cpu", torch.bfloat16):
         found = Rollout()(net, images)
@@ -436,7 +455,7 @@ def test_autocast_makes_the_network_coarse_but_not_the_map():
             assert method(net, images, 0).values.isfinite().all()
 
 
-def test_shares_that_do_not_sum_to_1_are_told():
+def test_shares_that_do_not_sum_to_1_are_told() -> None:
     from vision_attn.methods.rollout import check_sums
 
     record = recorded_weights(torch.full((1, 1, 3, 3), 1 / 3))
@@ -448,7 +467,7 @@ def test_shares_that_do_not_sum_to_1_are_told():
         check_sums(0.9 * r, r, record)
 
 
-def test_weights_that_do_not_sum_to_1_are_made_to():
+def test_weights_that_do_not_sum_to_1_are_made_to() -> None:
     attention = partial(MultiHeadAttention, normalizer=Sigmoid)
     net, images = network(attention=attention), pictures()
     with torch.no_grad(), record_attention(net) as record:
@@ -459,14 +478,16 @@ def test_weights_that_do_not_sum_to_1_are_made_to():
     torch.testing.assert_close(found.values.double(), dense(fused, first(25), 1), rtol=0, atol=1e-7)
     for method in (WeightedRollout(), GradientRollout()):
         maps = method(net, images, 0)
+        assert maps.prefix_mass is not None
         torch.testing.assert_close(maps.values.sum((1, 2)) + maps.prefix_mass, torch.ones(2))
 
 
-def test_outliers_are_patches_with_a_large_norm():
+def test_outliers_are_patches_with_a_large_norm() -> None:
     net, images = network(), pictures()
     loud = torch.zeros(25, 24, dtype=torch.float64)
     loud[1 + 9] = 300 * torch.randn(24)
     net.pos_embed.data[0] += loud
     maps = Rollout()(net, images)
+    assert maps.outlier_mass is not None
     torch.testing.assert_close(maps.outlier_mass, maps.values.flatten(1)[:, 9], rtol=0, atol=1e-6)
     assert (maps.outlier_mass > 0).all()

@@ -1,8 +1,9 @@
 """Any number that a network gives: every explainer and target against a network wrapped by hand."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from vision_attn.methods import (
     Class,
     Difference,
     Direction,
+    Explainer,
     GradCAM,
     IntegratedGradients,
     MaskedRegression,
@@ -33,7 +35,7 @@ from vision_attn.methods import (
 )
 from vision_attn.methods.targets import has_classifier
 from vision_attn.models import SEResNet, ViT
-from vision_attn.types import Model
+from vision_attn.types import Heatmaps, Model
 
 CLASSES = 7
 IMAGES = torch.randn(2, 3, 16, 24)
@@ -50,7 +52,7 @@ class Answer:
     scores: torch.Tensor
 
 
-def beside(x):
+def beside(x: Any) -> Any:
     return x.mean((2, 3)).repeat(1, 5)
 
 
@@ -66,12 +68,12 @@ SHAPES = {  # by the head that finds the logits in it
 class Shaped(nn.Module):
     """A network whose logits are one part of its output."""
 
-    def __init__(self, network, shape):
+    def __init__(self, network: nn.Module, shape: Callable[..., Any]) -> None:
         super().__init__()
         self.network = network
         self.shape = shape
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         return self.shape(images, self.network(images))
 
 
@@ -79,7 +81,7 @@ VECTOR = torch.randn(CLASSES)
 VECTORS = torch.randn(2, CLASSES)
 
 
-def odds(logits, i):
+def odds(logits: Any, i: int) -> Any:
     others = torch.cat([logits[:, :i], logits[:, i + 1 :]], dim=1)
     return logits[:, i] - others.exp().sum(1).log()
 
@@ -102,7 +104,7 @@ KINDS = {  # a target, and what it stands for, written out
 }
 
 
-def of_each(method):
+def of_each(method: str) -> Explainer:
     options = {
         "IntegratedGradients": {"steps": 3},
         "MaskedRegression": {"samples": 8, "cells": 2},
@@ -117,22 +119,23 @@ ON_FEATURES = ["GradCAM", "GradCAMPlusPlus", "XGradCAM", "HiResCAM", "LayerCAM"]
 ON_BOTH = ["IntegratedGradients", "Occlusion", "MaskedRegression", "LIME"]
 
 
-def vit():
+def vit() -> ViT:
     return ViT((16, 24), 8, CLASSES, 12, 2, 3)
 
 
-def senet():
+def senet() -> SEResNet:
     return SEResNet(CLASSES, layers=(1, 1, 1, 1), widths=(4, 4, 4, 8))
 
 
-def every_method():
+def every_method() -> list[Any]:
     return [(senet, m) for m in ON_FEATURES + ON_BOTH] + [(vit, m) for m in ON_TOKENS + ON_BOTH]
 
 
 @pytest.mark.parametrize(("make", "method"), every_method())
-def test_every_target_is_the_output_of_a_network_wrapped_by_hand(make, method):
+def test_every_target_is_the_output_of_a_network_wrapped_by_hand(make: Any, method: Any) -> None:
     torch.manual_seed(3)
     network, explainer = make().eval(), of_each(method)
+    target: Any
     for name, (target, written) in KINDS.items():
         found = explainer(network, IMAGES, target).values
         if name == "one an image":
@@ -152,7 +155,7 @@ def test_every_target_is_the_output_of_a_network_wrapped_by_hand(make, method):
         *((vit, "Rollout"), (senet, "EdgeMap")),
     ],
 )
-def test_every_output_is_one_tensor_of_several(make, method):
+def test_every_output_is_one_tensor_of_several(make: Callable[..., Any], method: str) -> None:
     torch.manual_seed(3)
     network, explainer = make().eval(), of_each(method)
     true = explainer(network, IMAGES, Odds(2))
@@ -161,7 +164,7 @@ def test_every_output_is_one_tensor_of_several(make, method):
         torch.testing.assert_close(found.values, true.values, msg=str(head))
 
 
-def test_logits_are_found_in_an_output_and_a_head_wins():
+def test_logits_are_found_in_an_output_and_a_head_wins() -> None:
     network = senet().eval()
     named = Shaped(network, lambda x, y: {"aux": y.flip(1), "logits": y})
     alone = Shaped(network, lambda x, y: [y])
@@ -174,7 +177,7 @@ def test_logits_are_found_in_an_output_and_a_head_wins():
     torch.testing.assert_close(first.values, GradCAM()(network, IMAGES, 0).values)
 
 
-def test_a_function_gets_the_whole_output_or_the_head():
+def test_a_function_gets_the_whole_output_or_the_head() -> None:
     network = Shaped(senet().eval(), lambda x, y: {"scores": y, "aux": beside(x)})
     plain = GradCAM()(network.network, IMAGES, 2).values
     whole = GradCAM()(network, IMAGES, lambda output: output["scores"][:, 2]).values
@@ -183,9 +186,9 @@ def test_a_function_gets_the_whole_output_or_the_head():
     torch.testing.assert_close(part, plain)
 
 
-def test_a_target_of_its_own_for_each_image():
+def test_a_target_of_its_own_for_each_image() -> None:
     network = senet().eval()
-    targets = [Difference(3, 1), 5]
+    targets: list[Any] = [Difference(3, 1), 5]
     for explainer in (GradCAM(), Occlusion(window=8), IntegratedGradients(steps=2)):
         maps = explainer(network, IMAGES, targets).values
         each = [
@@ -202,18 +205,18 @@ def test_a_target_of_its_own_for_each_image():
 
 
 class Segments(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.features = nn.Conv2d(3, 5, 3, padding=1, stride=2)
         self.classifier = nn.Conv2d(5, CLASSES, 1)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> OrderedDict[Any, Any]:
         features = self.features(images).relu()
         small = self.classifier(features)
         return OrderedDict(out=F.interpolate(small, scale_factor=2), aux=small)
 
 
-def test_pixels_of_a_segmentation():
+def test_pixels_of_a_segmentation() -> None:
     network = Segments().eval()
     mask = torch.zeros(16, 24).bool()
     mask[3:7, 5:11] = True
@@ -247,13 +250,13 @@ def test_pixels_of_a_segmentation():
 class Detects(nn.Module):
     """Two detections an image, the more certain first, as torchvision's detectors give them."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.features = nn.Conv2d(3, 5, 3, padding=1)
         self.boxes = torch.tensor([[0.0, 0.0, 8.0, 8.0], [10.0, 2.0, 20.0, 9.0]])
         self.labels = torch.tensor([4, 6])
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
         features = self.features(images).relu()
         found = []
         for one in features:
@@ -265,7 +268,7 @@ class Detects(nn.Module):
         return found
 
 
-def test_the_box_of_a_detector():
+def test_the_box_of_a_detector() -> None:
     network = Detects().eval()
     first = network(IMAGES)
     for explainer in (GradCAM(), GradCAM(layer="features")):
@@ -287,12 +290,14 @@ def test_the_box_of_a_detector():
     torch.testing.assert_close(again, own - 9)
 
 
-def test_heatmaps_say_which_class_they_are_of():
+def test_heatmaps_say_which_class_they_are_of() -> None:
     network = senet().eval()
     predicted = network(IMAGES).argmax(1).tolist()
-    assert GradCAM()(network, IMAGES).targets.tolist() == predicted
-    assert GradCAM()(network, IMAGES, Odds(3)).targets.tolist() == [3, 3]
-    assert GradCAM()(network, IMAGES, Difference(None, 3)).targets.tolist() == predicted
+    classes = [
+        GradCAM()(network, IMAGES, target).targets
+        for target in (None, Odds(3), Difference(None, 3))
+    ]
+    assert [row.tolist() for row in classes if row is not None] == [predicted, [3, 3], predicted]
     assert GradCAM()(network, IMAGES, VECTOR).targets is None
     assert Occlusion(window=8)(network, IMAGES, lambda y: y[:, 1]).targets is None
 
@@ -300,32 +305,34 @@ def test_heatmaps_say_which_class_they_are_of():
 NAMES = ["tabby, tabby cat", "collie", *(f"class {i}" for i in range(2, CLASSES))]
 
 
-def model_of(network, classes, **more):
+def model_of(network: nn.Module, classes: list[str], **more: Any) -> Model:
     return Model(
         network.eval(), Preprocess((16, 24), (0.5,) * 3, (0.2,) * 3), classes, None, **more
     )
 
 
-def test_a_model_knows_its_classes_by_name():
+def test_a_model_knows_its_classes_by_name() -> None:
     model = model_of(senet(), NAMES)
     plain = GradCAM()(model.network, IMAGES, [0, 1]).values
     assert torch.equal(GradCAM()(model, IMAGES, ["Tabby", "collie"]).values, plain)
     both = GradCAM()(model, IMAGES, Difference("tabby cat", "collie")).values
     assert torch.equal(both, GradCAM()(model.network, IMAGES, Difference(0, 1)).values)
-    assert GradCAM()(model, IMAGES, Odds("collie")).targets.tolist() == [1, 1]
+    of_collie = GradCAM()(model, IMAGES, Odds("collie")).targets
+    assert of_collie is not None
+    assert of_collie.tolist() == [1, 1]
     with pytest.raises(ValueError, match="no class named 'colie'; did you mean collie"):
         GradCAM()(model, IMAGES, "colie")
     with pytest.raises(ValueError, match="a class by its name, 'collie', needs a model"):
         GradCAM()(model.network, IMAGES, "collie")
 
 
-def test_a_models_head_is_taken():
+def test_a_models_head_is_taken() -> None:
     network = senet()
     model = model_of(Shaped(network, SHAPES["out"]), NAMES, head="out")
     assert torch.equal(GradCAM()(model, IMAGES, 2).values, GradCAM()(network, IMAGES, 2).values)
 
 
-def test_one_logit_of_two_names_is_the_second_and_its_negative_the_first():
+def test_one_logit_of_two_names_is_the_second_and_its_negative_the_first() -> None:
     network = nn.Sequential(senet(), nn.Linear(CLASSES, 1)).eval()
     model = model_of(network, ["cat", "dog"])
     logit = network(IMAGES)
@@ -333,7 +340,7 @@ def test_one_logit_of_two_names_is_the_second_and_its_negative_the_first():
     for index, name in enumerate(model.classes):
         assert torch.equal(as_target(name, model)(logit), expected[:, index])
         assert torch.equal(as_target(index, model)(logit), expected[:, index])
-    predicted = as_target(None, model).fixed(logit)
+    predicted: Any = as_target(None, model).fixed(logit)
     assert predicted.index == tuple(expected.argmax(1).tolist())
     by_hand = Shaped(network, lambda x, y: torch.cat([-y, y], 1))
     maps = IntegratedGradients(steps=2)(model, IMAGES, "cat").values
@@ -353,7 +360,7 @@ HEADLESS = {
 }
 
 
-def transformers_vit(kind):
+def transformers_vit(kind: str) -> Any:
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
         image_size=(16, 24), patch_size=8, hidden_size=12, num_hidden_layers=2,
@@ -363,16 +370,18 @@ def transformers_vit(kind):
 
 
 class Pooled(nn.Module):
-    def __init__(self, network):
+    def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         return self.network(images).pooler_output
 
 
 @pytest.mark.parametrize("name", [*HEADLESS, "transformers", "transformers, pooled"])
-def test_an_encoder_has_no_class_to_explain_by_itself(name):
+def test_an_encoder_has_no_class_to_explain_by_itself(name: str) -> None:
+    network: Any
+    head: str | None
     if name in HEADLESS:
         network, head = HEADLESS[name](), None
     elif name == "transformers":
@@ -393,7 +402,7 @@ def test_an_encoder_has_no_class_to_explain_by_itself(name):
     assert maps.values.any()
 
 
-def test_networks_with_a_classifier_are_known_as_such():
+def test_networks_with_a_classifier_are_known_as_such() -> None:
     body = timm.create_model("test_vit", num_classes=0)
     assert has_classifier(nn.Sequential(body, nn.Linear(64, 3)))
     assert has_classifier(timm.create_model("test_vit", num_classes=3))
@@ -434,10 +443,10 @@ def test_networks_with_a_classifier_are_known_as_such():
         (lambda y: y[:, 3].detach(), "does not depend on this layer's output"),
     ],
 )
-def test_wrong_targets_are_refused_in_words(target, message):
+def test_wrong_targets_are_refused_in_words(target: Any, message: str) -> None:
     network, explainer = senet().eval(), GradCAM()
 
-    def explained():
+    def explained() -> Heatmaps:
         late = type(target).__name__ == "function" and not target.__code__.co_argcount
         return explainer(network, IMAGES, target() if late else target)
 
@@ -449,23 +458,23 @@ GOT = r"expected one float an image, a tensor \(2,\), of a tensor of shape \(2, 
 
 
 class OfTwo:
-    def __call__(self, output, scale):
+    def __call__(self, output: Any, scale: Any) -> Any:
         return output
 
 
 class Attribute(Target):
-    def __call__(self, output):
+    def __call__(self, output: Any) -> Any:
         return output.logits
 
 
 class Whole(Target):
-    def __call__(self, output):
+    def __call__(self, output: Any) -> Any:
         return output
 
 
-OF_THE_USER = [  # a target, and what the message says that it gave
+OF_THE_USER: list[tuple[Any, str]] = [  # a target, and what the message says that it gave
     (lambda y: y["logits"], r"raised IndexError: too many indices"),
-    (lambda y: {}["x" * 5000], r"raised KeyError: 'xxx.*\.\.\."),
+    (lambda y: dict[str, Any]()["x" * 5000], r"raised KeyError: 'xxx.*\.\.\."),
     (lambda y: next(iter(())), r"raised StopIteration$"),
     (lambda y: y.sum(), r"gave a tensor of shape \(\)$"),
     (lambda y: y, r"gave a tensor of shape \(2, 7\)$"),
@@ -484,18 +493,20 @@ OF_THE_USER = [  # a target, and what the message says that it gave
 
 
 @pytest.mark.parametrize(("target", "found"), OF_THE_USER)
-def test_a_function_of_the_user_is_told_what_it_got_gave_and_must_give(target, found):
+def test_a_function_of_the_user_is_told_what_it_got_gave_and_must_give(
+    target: Any, found: str
+) -> None:
     with pytest.raises(ValueError, match=GOT + found) as raised:
         as_target(target)(torch.randn(2, 7))
     assert len(str(raised.value)) < 300
     assert "\n" not in str(raised.value)
 
 
-def test_a_target_of_the_user_keeps_its_name_and_what_it_computes():
+def test_a_target_of_the_user_keeps_its_name_and_what_it_computes() -> None:
     class Second(Target):
         """The second number."""
 
-        def __call__(self, output):
+        def __call__(self, output: Any) -> Any:
             """Take it."""
             return output[:, 1]
 
@@ -520,19 +531,19 @@ def test_a_target_of_the_user_keeps_its_name_and_what_it_computes():
         ("items", "head 'items': the network gives OrderedDict"),
     ],
 )
-def test_a_wrong_head_is_refused_with_those_there_are(head, message):
+def test_a_wrong_head_is_refused_with_those_there_are(head: str | int | None, message: str) -> None:
     network = Shaped(senet().eval(), SHAPES["out"])
     with pytest.raises(ValueError, match=message):
         GradCAM()(network, IMAGES, 3, head=head)
     assert not network._forward_hooks
 
 
-def test_a_head_of_a_single_tensor_is_refused():
+def test_a_head_of_a_single_tensor_is_refused() -> None:
     with pytest.raises(ValueError, match=r"head 0: the network gives a tensor of shape \(2, 7\)"):
         GradCAM()(senet().eval(), IMAGES, 3, head=0)
 
 
-def test_targets_say_in_words_what_they_are():
+def test_targets_say_in_words_what_they_are() -> None:
     words = {
         "tabby rather than class 5": Difference(0, 5),
         "odds of collie": Odds(1),
@@ -543,14 +554,14 @@ def test_targets_say_in_words_what_they_are():
         "pixels of collie": PixelsOf(None, 1),
         "detection 3": Box(3),
         "tabby, collie": as_target([0, 1]),
-        "odds": as_target(odds),
+        "odds": as_target(cast(Any, odds)),
     }
     for label, target in words.items():
         assert target.label(NAMES) == label
     assert str(Difference(0, Odds(1))) == "Difference(class 0, Odds(class 1))"
 
 
-def test_numbers_of_numpy_are_targets_too():
+def test_numbers_of_numpy_are_targets_too() -> None:
     network = senet().eval()
     expected = GradCAM()(network, IMAGES, [3, 1]).values
     assert torch.equal(GradCAM()(network, IMAGES, np.array([3, 1])).values, expected)
@@ -562,11 +573,11 @@ def test_numbers_of_numpy_are_targets_too():
 
 
 class Peak(Target):
-    def __call__(self, output):
+    def __call__(self, output: Any) -> Any:
         return output.logsumexp(dim=1)
 
 
-def test_a_target_of_ones_own():
+def test_a_target_of_ones_own() -> None:
     network = senet().eval()
     by_hand = Shaped(network, lambda x, y: y.logsumexp(1)[:, None])
     found = GradCAM()(network, IMAGES, Peak()).values

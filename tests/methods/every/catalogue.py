@@ -11,7 +11,9 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from typing import Any
 from unittest.mock import patch
 
 import handwritten
@@ -44,7 +46,7 @@ def every() -> Iterator[Entry]:
 
 def one_a_family_first(entries: Iterable[Entry]) -> list[Entry]:
     """Order networks: one of each family, then a second, and so on; those named small first."""
-    families: dict[tuple, list[Entry]] = {}
+    families: dict[tuple[Any, ...], list[Entry]] = {}
     for entry in entries:
         families.setdefault((entry.source, entry.family), []).append(entry)
     for members in families.values():
@@ -110,7 +112,7 @@ def size_named(name: str) -> tuple[int, int, str]:
 FEW = ("depths", "depth", "stages", "serial_depths", "layers")  # how timm names numbers of layers
 
 
-def fewer(value, name):
+def fewer(value: tuple[Any, ...] | list[Any], name: str) -> tuple[Any, ...] | list[Any]:
     """At most two layers a stage; a single stage keeps three."""
     if isinstance(value, int):
         return min(value, 3)
@@ -135,11 +137,11 @@ def of_timm() -> Iterator[Entry]:
             f"timm:{name}",
             "timm",
             _registry._model_to_module[name],
-            lambda name=name: make_timm(name),
+            partial(make_timm, name),
         )
 
 
-def make_timm(name: str, small: bool = True):
+def make_timm(name: str, small: bool = True) -> tuple[nn.Module, list[tuple[int, int]]]:
     import timm
     from timm.models import _registry
 
@@ -151,15 +153,15 @@ def make_timm(name: str, small: bool = True):
     takes_size = bool(config and config.fixed_input_size)
     errors = []
 
-    def shrunk(cls, variant, pretrained, *args, **kwargs):
+    def shrunk(cls: Any, variant: Any, pretrained: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs |= {key: fewer(kwargs[key], key) for key in FEW if key in kwargs}
         return original(cls, variant, pretrained, *args, **kwargs)
 
     whole = (84, 112) if re.search(r"p(atch)?14", name) else (96, 128)  # whole patches
-    sizes = [whole, half, size]
+    sizes: list[Any] = [whole, half, size]
     for shrink in (True, False):
         for wanted in sizes if takes_size else [None]:
-            options = {"img_size": wanted} if takes_size else {}
+            options: dict[str, Any] = {"img_size": wanted} if takes_size else {}
             changed = patch.object(module, "build_model_with_cfg", shrunk if shrink else original)
             try:
                 with changed, warnings.catch_warnings():
@@ -205,7 +207,7 @@ def of_torchvision() -> Iterator[Entry]:
     for name in models.list_models(module=models):
         family = name.rstrip("0123456789").partition("_")[0]
 
-        def build(name=name):
+        def build(name: Any = name) -> tuple[Any, list[tuple[int, int]]]:
             options = {"image_size": 64} if name.startswith("vit_") and "14" not in name else {}
             options |= {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
             network = models.get_model(name, weights=None, num_classes=7, **options)
@@ -276,22 +278,22 @@ BACKBONES = {  # without a head of their own: a linear layer on what `pooler_out
 class First(nn.Module):
     """The first of what a network gives."""
 
-    def __init__(self, network):
+    def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         return self.network(images)[0]
 
 
 class Headed(nn.Module):
     """A backbone of transformers under a linear layer."""
 
-    def __init__(self, backbone, dim):
+    def __init__(self, backbone: Any, dim: int) -> None:
         super().__init__()
         self.backbone, self.head = backbone, nn.Linear(dim, 7)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         out = self.backbone(images)
         pooled = getattr(out, "pooler_output", None)
         if pooled is None:
@@ -306,7 +308,13 @@ def of_transformers() -> Iterator[Entry]:
             kind, _, variant = key.partition(":")
             name = f"{kind}ForImageClassification{variant if variant == 'WithTeacher' else ''}"
 
-            def build(name=name, config=config, options=options, size=size, attention=attention):
+            def build(
+                name: str = name,
+                config: str = config,
+                options: Any = options,
+                size: tuple[int, int] = size,
+                attention: str = attention,
+            ) -> tuple[nn.Module, list[Any]]:
                 import transformers
 
                 made = getattr(transformers, f"{config}Config")(**options, num_labels=7)
@@ -318,7 +326,9 @@ def of_transformers() -> Iterator[Entry]:
     for key, options in BACKBONES.items():
         for attention in ("eager", "sdpa"):
 
-            def build(key=key, options=options, attention=attention):
+            def build_headed(
+                key: str = key, options: Any = options, attention: str = attention
+            ) -> tuple[nn.Module, list[tuple[int, int]]]:
                 import transformers
 
                 kind = key.partition(":")[0]
@@ -328,7 +338,10 @@ def of_transformers() -> Iterator[Entry]:
                 return Headed(network, made.hidden_size), [(64, 64)]
 
             yield Entry(
-                f"transformers:{key}Model:{attention}", "transformers", key.partition(":")[0], build
+                f"transformers:{key}Model:{attention}",
+                "transformers",
+                key.partition(":")[0],
+                build_headed,
             )
 
 
@@ -402,7 +415,9 @@ def of_vit_pytorch() -> Iterator[Entry]:
         return
     for key, (kind, options, size) in OF_VIT_PYTORCH.items():
 
-        def build(key=key, kind=kind, options=options, size=size):
+        def build(
+            key: str = key, kind: str = kind, options: Any = options, size: tuple[int, int] = size
+        ) -> tuple[First, list[Any]]:
             made = getattr(import_module(f"vit_pytorch.{key.partition(':')[0]}"), kind)
             taken = inspect.signature(made).parameters  # they change from version to version
             network = made(**{name: options[name] for name in options if name in taken})
@@ -414,9 +429,13 @@ def of_vit_pytorch() -> Iterator[Entry]:
 # by hand ---------------------------------------------------------------------------------------
 
 
+def by_hand_with(attend: Any) -> tuple[nn.Module, list[Any]]:
+    return handwritten.Own(attend), [(32, 48)]
+
+
 def by_hand() -> Iterator[Entry]:
     for name, attend in handwritten.WAYS.items():
         yield Entry(
             f"by hand:{name}", "by hand", "by hand",
-            lambda attend=attend: (handwritten.Own(attend), [(32, 48)]),
+            partial(by_hand_with, attend),
         )  # fmt: skip

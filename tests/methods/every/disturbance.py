@@ -8,6 +8,8 @@ Axes: b images, head, i queries, j keys, n tokens.
 """
 
 import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from plain import Plain
@@ -20,14 +22,23 @@ SAMPLES = 12  # queries that are disturbed, over all calls
 DRAWS = 2, 8  # of noise in each band of an image: at first, and where that many do not tell
 
 
-def disturbed_run(network, image, matched, windows, at=None, window=0, query=0, alone=False):
+def disturbed_run(
+    network: Any,
+    image: torch.Tensor,
+    matched: Any,
+    windows: dict[Any, Any],
+    at: int | None = None,
+    window: int = 0,
+    query: int = 0,
+    alone: bool = False,
+) -> tuple[dict[Any, Any], torch.Tensor]:
     """Scores of every matched call and the logits, with all weights 0 but one query's of a call.
 
     alone: the weights of calls that are not matched, before the chain, are 0 too.
     """
     at_place = {place: (call, order) for call, (place, order) in matched.items()}
 
-    def replace(place, weights):
+    def replace(place: Any, weights: Any) -> torch.Tensor:
         if place not in at_place:
             return torch.zeros_like(weights) if alone else weights
         call, order = at_place[place]
@@ -56,17 +67,19 @@ def disturbed_run(network, image, matched, windows, at=None, window=0, query=0, 
     return scores, logits
 
 
-def windows_of(chain):
+def windows_of(chain: Any) -> dict[Any, Any]:
     """How many windows each attention call of a chain has."""
     return {link.layer: len(link.queries) for link in chain.links if isinstance(link, Attention)}
 
 
-def changed(after, before):
+def changed(after: Any, before: int) -> Any:
     """Where scores (window head i j) differ, over all heads (window i j)."""
     return (after - before).nan_to_num(0).abs().amax(1) > 1e-9
 
 
-def disturb_queries(network, image, path, chain, matched, verdict):
+def disturb_queries(
+    network: Any, image: torch.Tensor, path: Any, chain: Any, matched: Any, verdict: Any
+) -> None:
     links = list(chain.links)
     attentions = {link.layer: link for link in links if isinstance(link, Attention)}
     if len(matched) < len(attentions):
@@ -98,14 +111,14 @@ def disturb_queries(network, image, path, chain, matched, verdict):
                 return
 
 
-def after_of(link):
+def after_of(link: Attention) -> int:
     if isinstance(link, Attention):
         new = 0 if link.new is None else link.new.numel()
         return (link.before if link.new is None or link.kept else 0) + new
     return int(link.made.max()) + 1
 
 
-def carried(link, reach):
+def carried(link: Any, reach: torch.Tensor) -> torch.Tensor:
     if isinstance(link, Attention):
         if link.new is None:
             return reach
@@ -116,13 +129,20 @@ def carried(link, reach):
     return made
 
 
-def reach_end(links, start, reach):
+def reach_end(links: list[Any], start: Attention, reach: torch.Tensor) -> torch.Tensor:
     for link in links[links.index(start) + 1 :]:
         reach = carried(link, reach)
     return reach
 
 
-def follow_reach(links, start, reach, scores, base, chain):
+def follow_reach(
+    links: list[Any],
+    start: Attention,
+    reach: torch.Tensor,
+    scores: dict[Any, Any],
+    base: dict[Any, Any],
+    chain: Any,
+) -> str | None:
     """Compare what changed in each later call with where the chain says that the token is."""
     for link in links[links.index(start) + 1 :]:
         if isinstance(link, Attention) and link.layer in scores and link.layer not in reused(base):
@@ -146,7 +166,7 @@ def follow_reach(links, start, reach, scores, base, chain):
     return None
 
 
-def reused(scores):
+def reused(scores: Any) -> set[Any]:
     """The calls whose scores are an earlier call's, turned: they are of tokens as they were then."""
     return {
         at
@@ -156,7 +176,9 @@ def reused(scores):
     }
 
 
-def disturb_image(network, image, path, chain, matched):
+def disturb_image(
+    network: Any, image: torch.Tensor, path: Any, chain: Any, matched: Any
+) -> str | None:
     """The token that lies on a spot must change, and the others around it alone: what does not
     hold; None: it does.
     """
@@ -181,7 +203,9 @@ def disturb_image(network, image, path, chain, matched):
     return None
 
 
-def disturb_bands(network, image, path, chain, matched):
+def disturb_bands(
+    network: Any, image: torch.Tensor, path: Any, chain: Any, matched: Any
+) -> str | None:
     """The tokens of each row and column must change by parts of the image farther down or to the
     right than those of the one before: what does not hold; None: it does.
 
@@ -206,7 +230,7 @@ def disturb_bands(network, image, path, chain, matched):
     return None
 
 
-def disorder(amounts, line):
+def disorder(amounts: torch.Tensor, line: str) -> str | None:
     """Say which lines (line token) of tokens come too early by what bands (band line token) change;
     None: none does.
     """
@@ -225,7 +249,7 @@ def disorder(amounts, line):
     return None
 
 
-def with_noise(image, axis, count, seed):
+def with_noise(image: torch.Tensor, axis: int, count: int, seed: int) -> Iterator[torch.Tensor]:
     """The image count times, each with noise in one band across an axis."""
     random = torch.Generator().manual_seed(seed)
     edges = [at * image.shape[axis] // count for at in range(count + 1)]
@@ -236,7 +260,7 @@ def with_noise(image, axis, count, seed):
         yield noisy
 
 
-def with_spot(image, at, grid):
+def with_spot(image: torch.Tensor, at: tuple[Any, Any], grid: tuple[Any, Any]) -> torch.Tensor:
     """The image, brighter in the middle of one patch."""
     spot = image.clone()
     top, left = (
@@ -247,7 +271,7 @@ def with_spot(image, at, grid):
     return spot
 
 
-def moved_tokens(chain, scores, base):
+def moved_tokens(chain: Any, scores: dict[Any, Any], base: dict[Any, Any]) -> torch.Tensor:
     """How much each patch of the first tokens (h w) differs, by the scores that it is a key of."""
     size_of = torch.zeros(chain.links[0].before, dtype=torch.float64)
     back = [[at] for at in range(len(size_of))]  # the first tokens that went into each
@@ -268,7 +292,7 @@ def moved_tokens(chain, scores, base):
     return size_of[torch.tensor(places)].view(chain.layout.grid)
 
 
-def centre_of(amounts):
+def centre_of(amounts: torch.Tensor) -> tuple[float, float]:
     share = amounts / amounts.sum()
     (h, w), rows, columns = amounts.shape, share.sum(1), share.sum(0)
     return float((rows * torch.arange(h)).sum()), float((columns * torch.arange(w)).sum())

@@ -10,6 +10,7 @@ Axes: b images, m tokens now, n tokens of the input, head, i queries, j keys.
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from plain import Plain
@@ -23,12 +24,14 @@ from vision_attn.tokens.path.chain import Attention
 class Maps:
     """Weights and scores of the calls of a chain, and the gradient of a logit by the weights."""
 
-    weights: dict
-    gradients: dict
-    scores: dict
+    weights: dict[str, Any]
+    gradients: dict[str, Any]
+    scores: dict[str, Any]
 
 
-def plain_maps(network, images, chain, matched, target=1):
+def plain_maps(
+    network: Any, images: torch.Tensor, chain: Any, matched: Any, target: int = 1
+) -> Maps:
     """The maps of all calls of a chain, each (b*windows head i j), as plain softmaxes have them."""
     plain = Plain()
     with torch.enable_grad(), plain.running(network):
@@ -38,7 +41,8 @@ def plain_maps(network, images, chain, matched, target=1):
     found = [None] * len(tracked)
     if logits.requires_grad and any(x.requires_grad for x in tracked):
         found = torch.autograd.grad(logits[:, target].sum(), tracked, allow_unused=True)
-    shapes = {link.layer: link.call.shape for link in chain.links if isinstance(link, Attention)}
+    calls = {link.layer: link.call for link in chain.links if isinstance(link, Attention)}
+    shapes = {layer: call.shape for layer, call in calls.items() if call is not None}
     maps = Maps({}, {}, {})
     for (call, (place, order)), dA in zip(matched.items(), found, strict=True):
         weights = plain.weights[place]
@@ -51,15 +55,15 @@ def plain_maps(network, images, chain, matched, target=1):
     return maps
 
 
-def class_logits_on_the_graph(network, images):
+def class_logits_on_the_graph(network: Any, images: torch.Tensor) -> Any:
     """Logits that gradients can be taken of."""
     out = network(images.clone().requires_grad_())
     return getattr(out, "logits", out)
 
 
-def groups_of(link):
+def groups_of(link: Any) -> list[Any]:
     """The tokens before a link that each token after it is made of, with their parts."""
-    groups = {}
+    groups: dict[Any, Any] = {}
     for made, of, part in zip(
         link.made.tolist(), link.of.tolist(), link.part.tolist(), strict=True
     ):
@@ -70,30 +74,30 @@ def groups_of(link):
 class Copies:
     """Which tokens are copies of one, by a number that copies share."""
 
-    def __init__(self, count):
+    def __init__(self, count: Any) -> None:
         self.same, self.fresh = list(range(count)), itertools.count(count)
 
-    def regroup(self, groups):
+    def regroup(self, groups: Any) -> None:
         before = self.same
         self.same = []
         for members in groups:
             of = {before[at] for at, _ in members}
             self.same.append(of.pop() if len(of) == 1 else next(self.fresh))
 
-    def attend(self, link):
+    def attend(self, link: Any) -> None:
         if link.new is not None:
             kept = self.same[: link.before] if link.kept else []
             self.same = kept + [next(self.fresh) for _ in range(link.new.numel())]
 
-    def together(self, members):
+    def together(self, members: Any) -> list[Any]:
         """Members in lists of copies of one token."""
-        lists = {}
+        lists: dict[Any, Any] = {}
         for at, part in members:
             lists.setdefault(self.same[at], []).append((at, part))
         return list(lists.values())
 
 
-def attended(link, fused, X):
+def attended(link: Attention, fused: torch.Tensor, X: torch.Tensor) -> Any:
     """What each query of a call gets: (b window i n), from fused maps (b*windows i j)."""
     images = len(X)
     windows = len(link.queries)
@@ -102,14 +106,21 @@ def attended(link, fused, X):
     return fused.unflatten(0, (images, windows)) @ of_keys
 
 
-def places(link):
+def places(link: Attention) -> torch.Tensor:
     """Where the outputs of a call are among the tokens after it (window i); -1: nowhere."""
     if link.new is not None:
         return link.new
     return link.queries.masked_fill(link.queries == link.before, -1)
 
 
-def of_one_call(chain, layer, fused, others, images, slots=False):
+def of_one_call(
+    chain: Any,
+    layer: Any,
+    fused: Any,
+    others: dict[Any, Any],
+    images: int,
+    slots: bool = False,
+) -> torch.Tensor:
     """Each last token's row of one call over the input tokens (b m n), all other calls passed by.
 
     fused: of this call (b*windows i j). others: those of calls whose outputs are new tokens. slots:
@@ -141,7 +152,7 @@ def of_one_call(chain, layer, fused, others, images, slots=False):
             continue
         groups, made = groups_of(link), []
         for members in groups:
-            row = 0
+            row: Any = 0
             for alike in copies.together(members):
                 chosen = [pair for pair in alike if went[pair[0]]] or alike
                 share = sum(part for _, part in alike) / sum(part for _, part in chosen)
@@ -153,7 +164,7 @@ def of_one_call(chain, layer, fused, others, images, slots=False):
     return X
 
 
-def relevance(chain, fused, images):
+def relevance(chain: Any, fused: dict[Any, torch.Tensor], images: int) -> torch.Tensor:
     """R of each last token (b m n); fused: mean_h (A dA)+ of each call."""
     n = chain.links[0].before
     R = torch.eye(n, dtype=torch.float64).expand(images, n, n).clone()
@@ -174,7 +185,7 @@ def relevance(chain, fused, images):
     return R
 
 
-def read(chain, X):
+def read(chain: Any, X: torch.Tensor) -> torch.Tensor:
     """What the classifier reads of rows of the last tokens (b n)."""
     reads = chain.reads
     if reads is None:
@@ -184,12 +195,12 @@ def read(chain, X):
     return torch.einsum("m,bmn->bn", reads.double(), X)
 
 
-def raw_attention(chain, maps, layer, images):
+def raw_attention(chain: Any, maps: Any, layer: Any, images: int) -> torch.Tensor:
     means = {at: A.mean(1) for at, A in maps.weights.items()}
     return read(chain, of_one_call(chain, layer, means[layer], means, images))
 
 
-def attention_grad_cam(chain, maps, layer, images):
+def attention_grad_cam(chain: Any, maps: Any, layer: Any, images: int) -> torch.Tensor:
     means = {at: A.mean(1) for at, A in maps.weights.items()}
     A, dA = maps.weights[layer], maps.gradients[layer]
     link = next(one for one in chain.links if isinstance(one, Attention) and one.layer == layer)
@@ -203,20 +214,20 @@ def attention_grad_cam(chain, maps, layer, images):
     return read(chain, of_one_call(chain, layer, fused, means, images)).clamp(min=0)
 
 
-def relevance_map(chain, maps, images):
+def relevance_map(chain: Any, maps: Any, images: int) -> torch.Tensor:
     fused = {at: (A * maps.gradients[at]).clamp(min=0).mean(1) for at, A in maps.weights.items()}
     nothing = {at: torch.zeros_like(one) for at, one in fused.items()}
     return read(chain, relevance(chain, fused, images) - relevance(chain, nothing, images))
 
 
-def tokens_given(_module, args, kwargs, out):
+def tokens_given(_module: Any, args: Any, kwargs: Any, out: Any) -> tuple[Any, ...] | torch.Tensor:
     """The tokens that a block was given: what it would give if it were not there."""
     every = [*args, *kwargs.values()]
     tokens = next(x for x in every if isinstance(x, torch.Tensor) and x.ndim in (3, 4))
     return (tokens, *out[1:]) if isinstance(out, tuple) else tokens
 
 
-def token_asked_for(chain, size):
+def token_asked_for(chain: Any, size: tuple[int, int]) -> Any:
     """The last layer's token that a query of none stands for: the class token, or the centre's."""
     layout = chain.layout
     if layout.class_token:
@@ -228,7 +239,7 @@ def token_asked_for(chain, size):
     return places[at] if chain.tokens == layout.tokens else layout.prefix + at
 
 
-def before_the_pool(chain):
+def before_the_pool(chain: Any) -> tuple[list[Any], Any]:
     """The links of a chain without an attention pool at its end, and how many tokens come out."""
     links = list(chain.links)
     tokens = chain.tokens
@@ -238,11 +249,20 @@ def before_the_pool(chain):
     return links, tokens
 
 
-def legrad(network, images, blocks, chain, matched, last, target=1):
+def legrad(
+    network: Any,
+    images: torch.Tensor,
+    blocks: Any,
+    chain: Any,
+    matched: Any,
+    last: Any,
+    target: int = 1,
+) -> torch.Tensor:
     """mean over the last blocks of mean_h mean_i (d s_l / d A_l)+, s_l with the later ones left out."""
     pooled = chain.layout.pool == "attention"
     tokens, maps = chain.layout.tokens, []
-    shapes = {link.layer: link.call.shape for link in chain.links if isinstance(link, Attention)}
+    calls = {link.layer: link.call for link in chain.links if isinstance(link, Attention)}
+    shapes = {layer: call.shape for layer, call in calls.items() if call is not None}
     of_place = {place: (call, order) for call, (place, order) in matched.items()}
     attending = [matched[call][0] for call in shapes]
     for number in range(len(blocks) - last, len(blocks)):
@@ -250,6 +270,7 @@ def legrad(network, images, blocks, chain, matched, last, target=1):
             later.register_forward_hook(tokens_given, with_kwargs=True)
             for later in blocks[number + 1 :]
         ]
+        inside: list[Any]
         inside, plain = [], Plain()
         hooks.append(
             blocks[number].register_forward_pre_hook(

@@ -12,8 +12,10 @@ Axes: b images, head, i queries, j keys, n tokens.
 import itertools
 import re
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import catalogue
 import formulas
@@ -24,9 +26,10 @@ from plain import Plain
 from torch import nn
 
 from vision_attn.methods import AttentionGradCAM, LeGrad, QueryKey, RawAttention, Relevance, Rollout
+from vision_attn.methods.attention_explainer import AttentionExplainer
 from vision_attn.methods.by_name import methods
 from vision_attn.methods.legrad import blocks_of
-from vision_attn.tokens import record_attention
+from vision_attn.tokens import Path, record_attention
 from vision_attn.tokens.outputs import class_logits
 from vision_attn.tokens.path.chain import Attention
 from vision_attn.tokens.path.path import find_path
@@ -65,11 +68,13 @@ class Verdict:
     batch: float | None = None
     cam: float | None = None
     maps: dict[str, str] = field(default_factory=dict)  # by method: map, empty, or the refusal
-    formulas: dict[str, float] = field(default_factory=dict)  # by method: error beside its formula
+    formulas: dict[str, float | None] = field(
+        default_factory=dict
+    )  # by method: error beside its formula
     faults: list[str] = field(default_factory=list)
 
 
-def sharp(network, images):
+def sharp(network: Any, images: torch.Tensor) -> Any:
     """Make queries and keys large, and branches count that begin at 0, so that mistakes show."""
     for name, weight in network.named_parameters():
         if not weight.is_floating_point():
@@ -101,12 +106,12 @@ def sharp(network, images):
 class TooMuchError(Exception):
     """A network of the catalogue is not tried; found: what is said of it."""
 
-    def __init__(self, map, why):
+    def __init__(self, map: str, why: str) -> None:
         super().__init__(why)
         self.found = {"map": map, "why": why}
 
 
-def built(entry, most=float("inf")):
+def built(entry: Any, most: float = float("inf")) -> tuple[Any, torch.Tensor]:
     """Build a network of the catalogue in float64, with two images (2 3 h w) on which it runs.
 
     most: parameters, as published and as built, beyond which it is left out.
@@ -139,7 +144,7 @@ def built(entry, most=float("inf")):
     raise TooMuchError("not built", f"it does not run: {why}")
 
 
-def tried(entry, most=float("inf"), check=True):
+def tried(entry: Any, most: float = float("inf"), check: bool = True) -> dict[str, Any]:
     """Build a network of the catalogue, run it and judge it: what was found, as a dictionary.
 
     most: as of `built`. check: False asks only whether there is a map, and compares nothing.
@@ -157,7 +162,7 @@ def tried(entry, most=float("inf"), check=True):
     return asdict(found) | {"parameters": count, "size": list(images.shape[2:])}
 
 
-def judge(network, images):
+def judge(network: Any, images: torch.Tensor) -> Verdict:
     """Check a float64 network on two images (2 3 h w)."""
     verdict = Verdict()
     network = sharp(network.eval(), images)
@@ -174,20 +179,22 @@ def judge(network, images):
     return verdict
 
 
-def probed(network, images):
+def probed(network: Any, images: torch.Tensor) -> Verdict:
     """Ask whether there is a map: unchecked, or refused."""
     path = find_path(network, images)
     if path.refusal:
         return Verdict("refused", path.refusal, calls=len(path.steps))
-    return Verdict("unchecked", "", path.left_out or "", len(path.steps), tokens=path.layout.tokens)
+    assert path.layout is not None
+    part, tokens = path.left_out or "", path.layout.tokens
+    return Verdict("unchecked", part=part, calls=len(path.steps), tokens=tokens)
 
 
-def fault(verdict, what, error):
+def fault(verdict: Verdict, what: str, error: Exception) -> None:
     line = str(error).strip().split("\n")[0][:300]
     verdict.faults.append(f"{what} crashed: {type(error).__name__}: {line}")
 
 
-def _judge_path(network, images, verdict):
+def _judge_path(network: Any, images: torch.Tensor, verdict: Verdict) -> None:
     with torch.no_grad():
         class_logits(network, images)
     path = find_path(network, images)
@@ -219,12 +226,19 @@ def _judge_path(network, images, verdict):
     if not verdict.batch < 1e-5:
         verdict.faults.append(f"Rollout of a batch is {verdict.batch:.1e} off its single images")
     judge_formulas(network, images, chain, matched, verdict)
+    assert found.prefix_mass is not None
     total = found.values.sum((1, 2)) + found.prefix_mass
     if not (total - 1).abs().max() < 1e-4:
         verdict.faults.append(f"Rollout sums to {total.tolist()}")
 
 
-def judge_formulas(network, images, chain, matched, verdict):
+def judge_formulas(
+    network: Any,
+    images: torch.Tensor,
+    chain: Any,
+    matched: dict[int, tuple[int, Any]],
+    verdict: Verdict,
+) -> None:
     """Judge the maps of single calls, and those that gradients weigh, by their dense formulas."""
     attentions = [link for link in chain.links if isinstance(link, Attention)]
     first = chain.links[0].before
@@ -260,13 +274,20 @@ def judge_formulas(network, images, chain, matched, verdict):
         last = min(2, len(blocks))
         method = LeGrad(start_layer=len(blocks) - last)
 
-        def row():
+        def row() -> Any:
             return formulas.legrad(network, images, blocks, chain, matched, last)
 
         compare(method, row, network, images, chain, verdict)
 
 
-def compare(method, row, network, images, chain, verdict):
+def compare(
+    method: AttentionExplainer,
+    row: Callable[..., Any],
+    network: Any,
+    images: torch.Tensor,
+    chain: Any,
+    verdict: Verdict,
+) -> None:
     """Compare a method's maps with a row over the input tokens (b n), or with what gives it.
 
     What gives it is asked only where the method makes a map.
@@ -287,7 +308,14 @@ def compare(method, row, network, images, chain, verdict):
         verdict.faults.append(f"{method} is {error:.1e} off its dense formula")
 
 
-def judge_places(network, image, path, chain, matched, verdict):
+def judge_places(
+    network: Any,
+    image: torch.Tensor,
+    path: Path,
+    chain: Any,
+    matched: dict[int, tuple[int, Any]],
+    verdict: Verdict,
+) -> None:
     """Judge where the tokens lie: by a spot at four places, or else by the order of all."""
     far = disturb_image(network, image, path, chain, matched)
     if far is None:
@@ -304,13 +332,15 @@ def judge_places(network, image, path, chain, matched, verdict):
         verdict.far = far
 
 
-def off(found, true):
+def off(found: torch.Tensor, true: torch.Tensor) -> float:
     return (
         ((found - true).abs().amax((1, 2)) / true.abs().amax((1, 2)).clamp(min=1e-12)).max().item()
     )
 
 
-def compared_weights(network, images, path, verdict):
+def compared_weights(
+    network: Any, images: torch.Tensor, path: Path, verdict: Verdict
+) -> tuple[Any, dict[int, tuple[int, Any]]]:
     """The chain with its calls, and for each call its place among the plain softmaxes, if found."""
     plain = Plain()
     with torch.no_grad():
@@ -335,7 +365,7 @@ def compared_weights(network, images, path, verdict):
             verdict.faults.append(f"the weights of {call.module} do not give its context")
     calls = path.counted(record.calls, len(images), network)
     chain = path.chain_for(calls, None, len(images))
-    matched = {}
+    matched: dict[Any, Any] = {}
     for at, call in enumerate(calls):
         weights = call.weights()
         for place, other in enumerate(plain.weights):
@@ -349,7 +379,7 @@ def compared_weights(network, images, path, verdict):
     return chain, matched
 
 
-def arrangement(plain, weights):
+def arrangement(plain: Any, weights: Any) -> tuple[int, ...] | None:
     """The order of a plain weights' axes in which they are the recorded; None: they are not."""
     if plain.numel() != weights.numel() or plain.ndim not in (3, 4, 5):
         return None
@@ -365,13 +395,14 @@ def arrangement(plain, weights):
     return None
 
 
-def dense_rollout(chain, images):
+def dense_rollout(chain: Any, images: int) -> Any:
     """The shares of the first tokens (b n): the product of dense matrices."""
     rows = chain.seed(images, torch.device("cpu"), torch.float64)
     for link in reversed(chain.links):
         n = link.before
         matrix = torch.zeros(images, after_of(link), n + 1, dtype=torch.float64)
         if isinstance(link, Attention):
+            assert link.call is not None
             fused = link.call.weights().double().mean(1).clamp(min=0)
             total = fused.sum(-1, keepdim=True)
             if fused.shape[1] == fused.shape[2]:  # a query that attends to nothing keeps its share
@@ -403,7 +434,7 @@ def dense_rollout(chain, images):
     return rows[:, 0]
 
 
-def _run_methods(network, images, verdict):
+def _run_methods(network: Any, images: torch.Tensor, verdict: Verdict) -> None:
     for name, method in methods().items():
         if name in BLACK_BOX:
             continue
@@ -422,20 +453,21 @@ def _run_methods(network, images, verdict):
             fault(verdict, name, error)
 
 
-def same_map(x, features):
+def same_map(x: Any, features: torch.Tensor) -> bool:
     """Whether a map, its channels first or last, is features (b c h w)."""
     return any(torch.equal(turned, features) for turned in (x, x.permute(0, 3, 1, 2)))
 
 
-def cam_error(network, images, verdict):
+def cam_error(network: Any, images: torch.Tensor, verdict: Verdict) -> float | None:
     """How far HiResCAM and GradCAM are from W f; None where the head is no mean and linear layer.
 
     By default GradCAM is read before a norm of each place: it is asked for that norm's own map.
     """
+    last: list[Any]
     maps, last, normed = [], [], []
     names = {module: name for name, module in network.named_modules()}
 
-    def keep(module, args, out):
+    def keep(module: Any, args: Any, out: Any) -> None:
         if isinstance(out, torch.Tensor) and out.ndim == 4 and out.shape[2:].numel() > 1:
             maps.append(out.detach())
             if "LayerNorm" in type(module).__name__:
@@ -464,7 +496,8 @@ def cam_error(network, images, verdict):
                 norm = next((at for at, x in reversed(normed) if same_map(x, turned)), None)
                 for name, layer in (("GradCAM", norm), ("HiResCAM", None)):
                     try:
-                        method = methods()[name](layer=layer)
+                        make: Any = methods()[name]
+                        method = make(layer=layer)
                         found = method(network, images, 1).values.double()
                     except ValueError:
                         continue

@@ -1,7 +1,8 @@
 """torch's softmax and attention, swapped for plain ones that keep, and may change, their weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -13,14 +14,16 @@ MIXERS = ("TalkingHeadAttn", "GPSA")  # mix the outputs of softmaxes before they
 class Plain:
     """torch's softmax and attention, plain; `replace(at, weights)` may change the weights."""
 
-    def __init__(self, replace: Callable | None = None):
+    def __init__(self, replace: Callable[..., Any] | None = None):
         self.disturbs = replace is not None
         self.replace = replace or (lambda at, weights: weights)
-        self.scores, self.weights, self.mixed = [], [], []
-        self.tracked = []  # the weights on the graph
+        self.scores: list[torch.Tensor] = []
+        self.weights: list[torch.Tensor] = []
+        self.mixed: list[int] = []
+        self.tracked: list[torch.Tensor] = []  # the weights on the graph
         self.softmax = torch.softmax
 
-    def of(self, scores, dim):
+    def of(self, scores: Any, dim: int) -> torch.Tensor:
         weights = self.softmax(scores, dim)
         if scores.ndim < 3 or dim is None:
             return weights
@@ -29,13 +32,15 @@ class Plain:
         self.tracked.append(weights)
         return weights if self.mixed else self.replace(len(self.weights) - 1, weights)
 
-    def softmaxed(self, input, dim=None, *_, dtype=None, **__):
+    def softmaxed(
+        self, input: Any, dim: Any = None, *_: Any, dtype: Any = None, **__: Any
+    ) -> torch.Tensor:
         return self.of(input if dtype is None else input.to(dtype), dim)
 
     def attend(
-        self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
-        enable_gqa=False,
-    ):  # fmt: skip
+        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
         if enable_gqa:
             times = query.shape[-3] // key.shape[-3]
             key, value = (x.repeat_interleave(times, -3) for x in (key, value))
@@ -48,10 +53,16 @@ class Plain:
         return self.of(scores, -1) @ value
 
     @contextmanager
-    def running(self, network):
+    def running(self, network: Any) -> Iterator["Plain"]:
         """Swap while this is open; group norms become norms of each place, as they mix no tokens."""
 
-        def places(x, groups, weight=None, bias=None, eps=1e-5):
+        def places(
+            x: Any,
+            groups: Callable[..., Any],
+            weight: Any = None,
+            bias: Any = None,
+            eps: float = 1e-5,
+        ) -> Any:
             x = F.layer_norm(x.movedim(1, -1), x.shape[1:2], eps=eps).movedim(-1, 1)
             one = [1, -1, *[1] * (x.ndim - 2)]
             x = x if weight is None else x * weight.view(one)
@@ -63,7 +74,7 @@ class Plain:
             made = 2 if type(module).__name__ == "GPSA" else 1
             hooks.append(module.register_forward_pre_hook(lambda *_: self.mixed.append(1)))
 
-            def after(_, args, made=made):
+            def after(_: Any, args: Any, made: int = made) -> tuple[Any, ...]:
                 self.mixed.clear()
                 del self.weights[-made:], self.scores[len(self.scores) - made + 1 :]
                 del self.tracked[-made:]
@@ -73,7 +84,7 @@ class Plain:
 
             hooks.append(module.attn_drop.register_forward_pre_hook(after))
 
-        def mixed(module, args, out):
+        def mixed(module: Any, args: Any, out: Any) -> Any:
             self.weights[-1], self.tracked[-1] = out.detach(), out
             return self.replace(len(self.weights) - 1, out)
 

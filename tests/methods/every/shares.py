@@ -7,7 +7,9 @@ gradient of that, less what it takes times the gradient of that.
 Axes: b images, c channels, h height, w width.
 """
 
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from oracle import TooMuchError, built, sharp
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from vision_attn.inference import eval_mode, frozen_parameters
 from vision_attn.methods import LibraGradient
-from vision_attn.tokens.gradients.completeness import CountedGradients, account_of
+from vision_attn.tokens.gradients.completeness import Account, CountedGradients, account_of
 from vision_attn.tokens.gradients.mode import own_weights_held
 from vision_attn.tokens.gradients.rules import flows
 from vision_attn.tokens.outputs import class_logits
@@ -27,7 +29,7 @@ CLASS = 1
 class InFloat64(CountedGradients):
     """The rules, for a network that keeps to float64: what it casts to float32 itself is rounded."""
 
-    def run(self, func, args, kwargs):
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in (Tensor.float, Tensor.to) and args[0].dtype == torch.float64:
             args = tuple(torch.float64 if x is torch.float32 else x for x in args)
             if kwargs.get("dtype") is torch.float32:
@@ -39,11 +41,11 @@ class InFloat64(CountedGradients):
 class Ledger(InFloat64):
     """What each function adds to the sum of values times gradients, by its name."""
 
-    def __init__(self, image):
+    def __init__(self, image: torch.Tensor) -> None:
         super().__init__(image)
-        self.created: Counter[str] = Counter()
+        self.created: defaultdict[str, float] = defaultdict(float)
 
-    def run(self, func, args, kwargs):
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._depth or in_place(func, args, kwargs):
             return super().run(func, args, kwargs)
         name, known = func.__name__, len(self.constants)
@@ -57,7 +59,7 @@ class Ledger(InFloat64):
                 self._count(name, x, 1)
         return out
 
-    def _watched(self, name, x):
+    def _watched(self, name: Any, x: Any) -> Any:
         if isinstance(x, tuple | list) and not hasattr(x, "_fields"):
             return type(x)(self._watched(name, each) for each in x)
         if not flows(x):
@@ -66,10 +68,10 @@ class Ledger(InFloat64):
         self._count(name, seen, -1)
         return seen
 
-    def _count(self, name, x, sign):
+    def _count(self, name: Any, x: Tensor, sign: int) -> None:
         value = x.detach().clone()
 
-        def hook(gradient):
+        def hook(gradient: Any) -> None:
             self.created[name] += sign * float((value * gradient).sum())
 
         x.register_hook(hook)
@@ -91,14 +93,16 @@ WRITING = [
 ]
 
 
-def in_place(func, args, kwargs):
+def in_place(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a function may write over what it is given."""
     name = func.__name__
     asked = name in WRITING and (kwargs.get("inplace") or True in [x is True for x in args[1:]])
     return name.endswith("_") or name == "__get__" or bool(asked)
 
 
-def accounted(network, image, kind=InFloat64):
+def accounted(
+    network: Any, image: torch.Tensor, kind: Callable[..., InFloat64 | Ledger] = InFloat64
+) -> tuple[Account, Any]:
     """Account for the logit of a class of one image (1 c h w) by its pixels; also the run's mode."""
     with eval_mode(network), frozen_parameters(network):
         image = image.detach().clone().requires_grad_()
@@ -108,16 +112,16 @@ def accounted(network, image, kind=InFloat64):
         return account_of(logits[0, CLASS], image, 1, mode), mode
 
 
-def culprits(network, image):
+def culprits(network: Any, image: torch.Tensor) -> list[Any]:
     """The functions that break the sum, the worst first, in a word each."""
     account, mode = accounted(network, image, Ledger)
-    worst = [name for name, part in mode.created.most_common() if abs(part) > 1e-9]
+    worst = [name for name, part in mode.created.items() if abs(part) > 1e-9]
     worst.sort(key=lambda name: -abs(mode.created[name]))
     held = [f"{name}, held and added" for name, part in account.held.items() if abs(part) > 1e-9]
     return [*worst, *held][:3]
 
 
-def shared_out(entry, most=float("inf")):
+def shared_out(entry: Any, most: float = float("inf")) -> Any:
     """Build a network of the catalogue and account for its logit: what was found, as a dictionary.
 
     map: complete, gap, refused, or why there is nothing to account for. why: the functions that
@@ -133,7 +137,7 @@ def shared_out(entry, most=float("inf")):
     except ValueError as error:
         return {"map": "not built", "why": str(error)[:300]}
     account, _ = accounted(network, image)
-    found = {"gap": account.gap}
+    found: dict[str, Any] = {"gap": account.gap}
     method = LibraGradient()
     if reason := method.refusal_for(network, image):
         return found | {"map": "refused", "why": reason}

@@ -2,9 +2,11 @@
 
 import re
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +69,7 @@ def entries() -> dict[str, catalogue.Entry]:
         for at, name in enumerate(NAMES)
     ],
 )
-def test_its_maps_are_right_or_refused_for_this_reason(name):
+def test_its_maps_are_right_or_refused_for_this_reason(name: Any) -> None:
     if name not in entries():
         pytest.skip(f"the library of {name} is not installed, or has no such network")
     found = oracle.tried(entries()[name])
@@ -82,7 +84,7 @@ def test_its_maps_are_right_or_refused_for_this_reason(name):
         assert found["batch"] < 1e-5
 
 
-def asked(found, method):
+def asked(found: Any, method: str) -> bool:
     """Whether a method was compared with its formula, or says why it does not fit."""
     compared = [error for name, error in found["formulas"].items() if name.startswith(method)]
     return any(error is not None for error in compared) or found["maps"][method] != "map"
@@ -90,11 +92,15 @@ def asked(found, method):
 
 @pytest.mark.parametrize("name", ["timm:test_vit", "vit-pytorch:rvt"])
 @pytest.mark.parametrize("order", ["turned by 180 degrees", "one column further"])
-def test_a_map_whose_tokens_lie_elsewhere_is_found_wrong(name, order, monkeypatch):
+def test_a_map_whose_tokens_lie_elsewhere_is_found_wrong(
+    name: str, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if name not in entries():
         pytest.skip(f"the library of {name} is not installed, or has no such network")
 
-    def elsewhere(network, image, path, chain, matched, verdict):
+    def elsewhere(
+        network: Any, image: torch.Tensor, path: Path, chain: Any, matched: Any, verdict: Any
+    ) -> None:
         judge_places(network, image, path, with_places(chain, ORDERS[order]), matched, verdict)
 
     judge_places = oracle.judge_places
@@ -104,14 +110,14 @@ def test_a_map_whose_tokens_lie_elsewhere_is_found_wrong(name, order, monkeypatc
     assert re.search("changes the tokens around .* changes by bands around", found["why"])
 
 
-def with_places(chain, order):
+def with_places(chain: Any, order: Callable[..., Any]) -> SimpleNamespace:
     """A chain whose tokens are said to lie in another order of a grid's."""
     places = torch.arange(chain.links[0].before)[chain.layout.patches].view(chain.layout.grid)
     layout = SimpleNamespace(grid=chain.layout.grid, patches=order(places).flatten().tolist())
     return SimpleNamespace(links=chain.links, layout=layout)
 
 
-def swapped(places, axis):
+def swapped(places: Any, axis: int) -> Any:
     """Places (row column) with the second and the third line exchanged."""
     return places.index_select(axis, torch.tensor([0, 2, 1, *range(3, places.shape[axis])]))
 
@@ -128,7 +134,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("name", ["timm:test_vit", "vit-pytorch:look_vit"])
-def test_bands_of_noise_tell_every_order_of_rows_and_columns(name):
+def test_bands_of_noise_tell_every_order_of_rows_and_columns(name: str) -> None:
     """In look_vit a spot changes tokens so far off that only the order of all can be asked for."""
     if name not in entries():
         pytest.skip(f"the library of {name} is not installed, or has no such network")
@@ -140,7 +146,7 @@ def test_bands_of_noise_tell_every_order_of_rows_and_columns(name):
     verdict = oracle.Verdict()
     chain, matched = oracle.compared_weights(network, images, path, verdict)
 
-    def fault(chain):
+    def fault(chain: SimpleNamespace) -> Any:
         return disturbance.disturb_bands(network, images[:1], path, chain, matched)
 
     assert fault(chain) is None

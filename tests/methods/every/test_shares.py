@@ -3,6 +3,7 @@
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def entries() -> dict[str, catalogue.Entry]:
     return {entry.name: entry for entry in catalogue.every() if entry.name in COMPLETE}
 
 
-def test_there_are_sixty():
+def test_there_are_sixty() -> None:
     assert len(set(COMPLETE)) == 60
 
 
@@ -52,7 +53,7 @@ def test_there_are_sixty():
         for at, name in enumerate(COMPLETE)
     ],
 )
-def test_its_shares_add_up(name):
+def test_its_shares_add_up(name: Any) -> None:
     if name not in entries():
         pytest.skip(f"the library of {name} is not installed, or has no such network")
     found = shares.shared_out(entries()[name])
@@ -60,7 +61,7 @@ def test_its_shares_add_up(name):
     assert found["gap"] <= 1e-10
 
 
-def test_a_function_without_a_rule_is_named():
+def test_a_function_without_a_rule_is_named() -> None:
     entry = next(one for one in catalogue.every() if one.name == "timm:sequencer2d_s")
     found = shares.shared_out(entry)
     assert found["map"] == "gap"

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,8 @@ pytestmark = [
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "coverage.py"
 SPEC = importlib.util.spec_from_file_location("the_sweep", SCRIPT)
+assert SPEC is not None
+assert SPEC.loader is not None
 benchmark = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(benchmark)
 FOUND = {
@@ -29,24 +32,24 @@ FOUND = {
 }  # fmt: skip
 
 
-def killed():
+def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hungry():
+def hungry() -> bytearray:
     return bytearray(2**33)
 
 
-def busy():
+def busy() -> None:
     while True:
         pass
 
 
-def broken():
+def broken() -> None:
     raise RuntimeError("no such thing")
 
 
-def out_of_memory():
+def out_of_memory() -> dict[str, Any]:
     return FOUND | {
         "map": "crash",
         "why": "path crashed: DefaultCPUAllocator: can't allocate memory",
@@ -65,9 +68,10 @@ TRIALS = {
 
 
 @pytest.fixture
-def words(tmp_path, monkeypatch):
-    def tried(entry, most, check):
-        return dict(TRIALS[entry.name][0]())
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    def tried(entry: Any, most: Any, check: Any) -> dict[Any, Any]:
+        trial: Any = TRIALS[entry.name][0]
+        return dict(trial())
 
     entries = {name: catalogue.Entry(name, "by hand", "by hand", None) for name in TRIALS}
     monkeypatch.setattr(oracle, "tried", tried)
@@ -78,7 +82,9 @@ def words(tmp_path, monkeypatch):
     )  # fmt: skip
 
 
-def test_a_trial_that_ends_in_any_way_leaves_a_line_and_the_sweep_goes_on(words, monkeypatch):
+def test_a_trial_that_ends_in_any_way_leaves_a_line_and_the_sweep_goes_on(
+    words: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     benchmark.sweep(words)
     found = benchmark.known(words.results)
     assert {name: one["map"] for name, one in found.items()} == {
@@ -113,7 +119,9 @@ def test_a_trial_that_ends_in_any_way_leaves_a_line_and_the_sweep_goes_on(words,
     assert benchmark.known(words.results)["by hand:good"]["commit"] == "1234567"
 
 
-def test_the_page_counts_the_newest_line_of_each_network(words, tmp_path, monkeypatch):
+def test_the_page_counts_the_newest_line_of_each_network(
+    words: argparse.Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = tmp_path / "docs" / "coverage.md"
     page.parent.mkdir()
     page.write_text(f"before\n{benchmark.START}\nold\n{benchmark.END}\nafter\n")
@@ -152,7 +160,9 @@ def test_the_page_counts_the_newest_line_of_each_network(words, tmp_path, monkey
     assert len(words.results.read_text().splitlines()) == 3
 
 
-def test_the_page_says_of_how_many_networks_the_shares_add_up(words, tmp_path, monkeypatch):
+def test_the_page_says_of_how_many_networks_the_shares_add_up(
+    words: argparse.Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = tmp_path / "docs" / "coverage.md"
     page.parent.mkdir()
     page.write_text(f"before\n{benchmark.START_SHARES}\nold\n{benchmark.END_SHARES}\nafter\n")
