@@ -1,6 +1,9 @@
 """What units are worth against networks changed one at a time, and what is run again for it."""
 
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -25,24 +28,26 @@ CLASSES = ["cat", "dog", "fox", "hen", "owl"]
 class Drawn(Samples):
     """Images of noise with labels, at one of which the keyboard may be pressed."""
 
-    def __init__(self, model, count, stop=None, labelled=True):
+    def __init__(
+        self, model: Model, count: int, stop: int | None = None, labelled: bool = True
+    ) -> None:
         super().__init__(model)
         self.images = torch.randn(count, 3, *self.size)
         self.names, self.stop, self.labelled = [f"image {i}" for i in range(count)], stop, labelled
 
-    def __getitem__(self, item):
+    def __getitem__(self, item: Any) -> Sample:
         if item == self.stop:
             raise KeyboardInterrupt
         return Sample(self.names[item], self.images[item], self.label(item))
 
-    def label(self, item):
+    def label(self, item: Any) -> int | None:
         return item % 5 if self.labelled else None
 
-    def chosen(self, most, seed=0):
+    def chosen(self, most: Any, seed: int = 0) -> list[int]:
         return list(range(len(self)))[:most]
 
 
-def model_of(network, size):
+def model_of(network: ViT, size: int) -> Model:
     with torch.no_grad():
         for weight in network.parameters():
             weight.add_(0.2 * torch.randn_like(weight))
@@ -53,19 +58,19 @@ def model_of(network, size):
 
 
 @pytest.fixture
-def vit():
+def vit() -> Model:
     torch.manual_seed(1)
     network = ViT(image_size=24, patch_size=8, num_classes=5, dim=12, depth=3, heads=2)
     return model_of(network, 24)
 
 
-def logits(model, images):
+def logits(model: Model, images: torch.Tensor) -> Any:
     with torch.no_grad():
         out = model.network(images)
     return getattr(out, "logits", out)
 
 
-def test_drops_are_those_of_networks_changed_one_at_a_time(vit):
+def test_drops_are_those_of_networks_changed_one_at_a_time(vit: Model) -> None:
     data = Drawn(vit, 13)
     found = vision_attn.ablate(vit, data, batch_size=5, prune=2)
     labels = torch.arange(13) % 5
@@ -77,7 +82,8 @@ def test_drops_are_those_of_networks_changed_one_at_a_time(vit):
     ]
     for unit, row in zip(found.after, found.table(), strict=True):
         places = [(unit.layer, unit.head)] if unit.part == "heads" else [unit.layer]
-        with vision_attn.intervene(vit, **{unit.part: places}):
+        changes: dict[str, Any] = {unit.part: places}
+        with vision_attn.intervene(vit, **changes):
             after = logits(vit, data.images)
         drop = (before - after).gather(1, labels[:, None]).mean()
         assert row["value_drop"] == pytest.approx(float(drop), abs=1e-5)
@@ -90,7 +96,7 @@ def test_drops_are_those_of_networks_changed_one_at_a_time(vit):
     assert {row["n"] for row in found.table("fox")} == {3}  # images 2, 7 and 12
 
 
-def test_the_curve_is_of_the_other_half_of_the_images(vit):
+def test_the_curve_is_of_the_other_half_of_the_images(vit: Model) -> None:
     data = Drawn(vit, 13, labelled=False)
     found = vision_attn.ablate(vit, data, ["heads"], batch_size=4, prune=3, replacement="mean")
     before = logits(vit, data.images)
@@ -101,7 +107,7 @@ def test_the_curve_is_of_the_other_half_of_the_images(vit):
             with vision_attn.intervene(vit, heads={(layer, head): "mean"}):
                 own = (before - logits(vit, data.images))[::2]
             drops[layer, head] = float(own.gather(1, before.argmax(1)[::2, None]).mean())
-    order = sorted(drops, key=drops.get)
+    order = sorted(drops, key=drops.__getitem__)
     assert [(unit.layer, unit.head) for unit in found.order] == order
     for row, count in zip(found.curve(), (0, 2, 4, 6), strict=True):
         with vision_attn.intervene(vit, heads=dict.fromkeys(order[:count], "mean")):
@@ -110,8 +116,8 @@ def test_the_curve_is_of_the_other_half_of_the_images(vit):
         assert row["share"] == pytest.approx(float(same.double().mean()))
 
 
-def test_only_what_lies_behind_a_head_is_run_again(vit):
-    runs = Counter()
+def test_only_what_lies_behind_a_head_is_run_again(vit: Model) -> None:
+    runs: Counter[int] = Counter()
     for at, block in enumerate(vit.network.blocks):
         block.mlp.fc1.register_forward_hook(lambda *_, at=at: runs.update([at]))
     anatomy_of(vit.network, torch.zeros(1, 3, 24, 24))
@@ -121,8 +127,9 @@ def test_only_what_lies_behind_a_head_is_run_again(vit):
     assert runs == {0: 2 + 2, 1: 2 + 4, 2: 2 + 6}
 
 
-def huggingface(kind):
-    config = transformers.ViTConfig(
+def huggingface(kind: str) -> tuple[Any, int]:
+    config_of: Any = transformers.ViTConfig
+    config = config_of(
         hidden_size=12, num_hidden_layers=3, num_attention_heads=3, intermediate_size=24,
         image_size=24, patch_size=8, num_labels=5, attn_implementation=kind,
     )  # fmt: skip
@@ -148,18 +155,19 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_end_alone_gives_what_the_whole_gives(name):
+def test_the_end_alone_gives_what_the_whole_gives(name: str) -> None:
     torch.manual_seed(6)
     network, size = NETWORKS[name]()
     model = model_of(network, size)
     images = torch.randn(2, 3, size, size)
     anatomy = anatomy_of(network, images)
     resumable = Resumable(network, anatomy)
-    run = lambda: getattr(resumable.network(images), "logits", None)  # noqa: E731
+    run: Callable[[], Any] = lambda: getattr(resumable.network(images), "logits", None)  # noqa: E731
     if not name.startswith("transformers"):
         run = lambda: resumable.network(images)  # noqa: E731
     with torch.no_grad():
         plain = resumable.first(run)
+        assert plain is not None
         resumable.prove(run, plain)
         torch.testing.assert_close(plain, logits(model, images))
         assert resumable.whole is None
@@ -168,8 +176,10 @@ def test_the_end_alone_gives_what_the_whole_gives(name):
             assert resumable.start_of(changes) > 0
             changed = resumable.again(changes, run)
             places = {(unit.layer, unit.head): "uniform"} if unit.head is not None else [unit.layer]
-            with vision_attn.intervene(model, **{unit.part: places}):
+            changes_by_hand: dict[str, Any] = {unit.part: places}
+            with vision_attn.intervene(model, **changes_by_hand):
                 torch.testing.assert_close(changed, logits(model, images))
+            assert changed is not None
             assert not torch.equal(changed, plain)
 
 
@@ -178,19 +188,19 @@ class Counting(nn.Module):
 
     runs = 0
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         self.runs += 1
         return x * self.runs
 
 
-def test_a_network_that_is_no_function_is_run_whole_and_says_so(vit):
+def test_a_network_that_is_no_function_is_run_whole_and_says_so(vit: Model) -> None:
     vit.network.blocks[2].mlp = nn.Sequential(vit.network.blocks[2].mlp, Counting())
     found = vision_attn.ablate(vit, Drawn(vit, 4), ["mlps"], prune=0)
     assert found.whole == "it gives other numbers when its end is run a second time"
     assert "the whole network was run for each unit: it gives" in str(found)
 
 
-def test_the_keyboard_stops_it_with_what_there_is(vit):
+def test_the_keyboard_stops_it_with_what_there_is(vit: Model) -> None:
     found = vision_attn.ablate(vit, Drawn(vit, 11, stop=9), ["mlps"], batch_size=4)
     assert found.images == [f"image {i}" for i in range(4)] or len(found.images) == 8
     assert found.problems == [f"stopped: measured on {len(found.images)} of 11 images"]
@@ -198,7 +208,7 @@ def test_the_keyboard_stops_it_with_what_there_is(vit):
         vision_attn.ablate(vit, Drawn(vit, 11, stop=0), ["mlps"], batch_size=4)
 
 
-def test_files_and_problems(vit, tmp_path):
+def test_files_and_problems(vit: Model, tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (30, 20), (99, 9, 50)).save(tmp_path / name / "a.png")
@@ -212,11 +222,11 @@ def test_files_and_problems(vit, tmp_path):
     assert vision_attn.ablate(vit, tmp_path, ["mlps"], limit=3, prune=0).to_dict()["curve"] == []
 
 
-def test_what_does_not_fit_is_told_in_a_line(vit, tmp_path):
+def test_what_does_not_fit_is_told_in_a_line(vit: Model, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="parts: expected one of heads, mlps, blocks at least"):
         vision_attn.ablate(vit, Drawn(vit, 3), [])
     with pytest.raises(ValueError, match=r"parts: expected .*got \['tails'\]"):
-        vision_attn.ablate(vit, Drawn(vit, 3), ["tails"])
+        vision_attn.ablate(vit, Drawn(vit, 3), ["tails"])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="limit must be at least 2, got 1"):
         vision_attn.ablate(vit, Drawn(vit, 3), limit=1)
     convolutional = Model(nn.Sequential(nn.Conv2d(3, 5, 3)), vit.preprocess, CLASSES, None)
@@ -227,7 +237,7 @@ def test_what_does_not_fit_is_told_in_a_line(vit, tmp_path):
         vision_attn.ablate(vit, tmp_path)
 
 
-def test_states_of_one_token_are_patched_as_by_intervene(vit):
+def test_states_of_one_token_are_patched_as_by_intervene(vit: Model) -> None:
     photos = [Image.effect_noise((24, 24), sigma).convert("RGB") for sigma in (20, 90)]
     found = vision_attn.patch_states(vit, *photos, target=1, contrast="hen", batch_size=3)
     assert found.recovered.shape == (3, 10)
@@ -239,7 +249,8 @@ def test_states_of_one_token_are_patched_as_by_intervene(vit):
         wanted = (float(changed[1] - changed[3]) - low) / (high - low)
         assert float(found.recovered[layer, token]) == pytest.approx(wanted, abs=1e-4)
     assert found.table()[11] == {"layer": 1, "token": 1, "recovered": float(found.recovered[1, 1])}
-    assert (found.photo, found.other) == (pytest.approx(low), pytest.approx(high))
+    assert found.photo == pytest.approx(low)
+    assert found.other == pytest.approx(high)
     with pytest.raises(ValueError, match=r"both photos are predicted to show the same class"):
         vision_attn.patch_states(vit, photos[0], photos[0])
     with pytest.raises(ValueError, match=r"dog is .* for both photos: nothing can be recovered"):

@@ -3,6 +3,8 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,10 @@ from vision_attn.data import Preprocess
 from vision_attn.methods import Difference, GradCAM, Odds, Similarity
 from vision_attn.models import SEResNet, ViT
 from vision_attn.pages.inspect.inspection import Look, inspect
+from vision_attn.pages.inspect.page import Page
 from vision_attn.pages.live.report import live
 from vision_attn.runs.explain import explain
+from vision_attn.runs.explanation import Explanation
 from vision_attn.runs.progress import Silent
 from vision_attn.types import Model
 
@@ -26,15 +30,15 @@ VECTOR = torch.randn(3)
 
 
 class Pair(nn.Module):
-    def __init__(self, network):
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> tuple[Any, Any]:
         return images.mean((2, 3)), self.network(images)
 
 
-def senet():
+def senet() -> SEResNet:
     torch.manual_seed(0)
     network = SEResNet(3, layers=(1, 1, 1, 1), widths=(4, 4, 4, 8)).eval()
     for weight in network.parameters():
@@ -43,22 +47,22 @@ def senet():
 
 
 @pytest.fixture(scope="module")
-def model():
+def model() -> Model:
     return Model(senet(), PREPROCESS, CLASSES, None)
 
 
 @pytest.fixture(scope="module")
-def encoder():
+def encoder() -> Model:
     torch.manual_seed(0)
     network = ViT((16, 24), 8, 3, 12, 2, 3).eval()
     return Model(network, PREPROCESS, [], network.layout((16, 24)))
 
 
-def record_of(found):
+def record_of(found: Explanation) -> dict[str, Any]:
     return found.records(lambda one: "")[0]
 
 
-def test_records_say_what_is_explained(model, photos):
+def test_records_say_what_is_explained(model: Model, photos: Path) -> None:
     cat = photos / "cat.png"
     asked = {
         "tabby": ("tabby, tabby cat", 0, None, None),
@@ -68,6 +72,7 @@ def test_records_say_what_is_explained(model, photos):
         Similarity(VECTOR): ("similarity to an embedding of 3 numbers", None, None, None),
     }
     images = PREPROCESS(cat)[None]
+    target: Any
     for target, wanted in asked.items():
         found = explain(model, cat, "GradCAM", target=target)
         record = record_of(found)
@@ -81,9 +86,9 @@ def test_records_say_what_is_explained(model, photos):
     assert (blind["target"], blind["target_index"]) == (None, None)
 
 
-def test_one_target_a_photo_also_in_batches(model, photos):
-    every = [photos / name for name in ("cat.png", "dog.jpg", "tiny.png")]
-    targets = ["pug", Difference("collie", "pug"), VECTOR]
+def test_one_target_a_photo_also_in_batches(model: Model, photos: Path) -> None:
+    every: list[Any] = [photos / name for name in ("cat.png", "dog.jpg", "tiny.png")]
+    targets: list[Any] = ["pug", Difference("collie", "pug"), VECTOR]
     found = explain(model, every, ["GradCAM", "EdgeMap"], target=targets, batch_size=2)
     for path, target, one in zip(every, targets, found, strict=True):
         alone = explain(model, path, "GradCAM", target=target)
@@ -95,7 +100,7 @@ def test_one_target_a_photo_also_in_batches(model, photos):
         explain(model, every, "GradCAM", target=["pug", 0])
 
 
-def test_the_class_that_a_folder_is_named_for(model, photos):
+def test_the_class_that_a_folder_is_named_for(model: Model, photos: Path) -> None:
     folder = photos / "collie"
     folder.mkdir()
     (photos / "cat.png").rename(folder / "cat.png")
@@ -105,7 +110,9 @@ def test_the_class_that_a_folder_is_named_for(model, photos):
     assert (apart[0].target, apart[0].contrast) == (1, 2)
 
 
-def test_pictures_say_what_is_explained_if_it_is_not_the_predicted_class(model, photos, tmp_path):
+def test_pictures_say_what_is_explained_if_it_is_not_the_predicted_class(
+    model: Model, photos: Path, tmp_path: Path
+) -> None:
     cat = photos / "cat.png"
     found = explain(model, cat, ["GradCAM"])
     assert found.asked == ""
@@ -122,7 +129,7 @@ def test_pictures_say_what_is_explained_if_it_is_not_the_predicted_class(model, 
     assert [json.loads(line)["target"] for line in lines] == [other, None]
 
 
-def test_a_head_of_several_outputs(model, photos):
+def test_a_head_of_several_outputs(model: Model, photos: Path) -> None:
     pair = replace(model, network=Pair(model.network))
     plain = explain(model, photos / "cat.png", "GradCAM", target="pug")
     for found in (
@@ -135,7 +142,7 @@ def test_a_head_of_several_outputs(model, photos):
         explain(pair, photos / "cat.png", "GradCAM")
 
 
-def test_names_and_outputs_of_different_number_are_refused(model, photos):
+def test_names_and_outputs_of_different_number_are_refused(model: Model, photos: Path) -> None:
     two = replace(model, classes=CLASSES[:2])
     with pytest.raises(ValueError, match=r"gives 3 numbers an image, but .* names of 2 classes"):
         explain(two, photos / "cat.png", "GradCAM")
@@ -143,7 +150,7 @@ def test_names_and_outputs_of_different_number_are_refused(model, photos):
         GradCAM()(two, PREPROCESS(photos / "cat.png")[None])
 
 
-def test_an_encoder_is_explained_for_what_is_asked(encoder, photos):
+def test_an_encoder_is_explained_for_what_is_asked(encoder: Model, photos: Path) -> None:
     cat = photos / "cat.png"
     found = explain(encoder, cat)
     assert found.methods == ["Rollout"]
@@ -159,17 +166,17 @@ def test_an_encoder_is_explained_for_what_is_asked(encoder, photos):
     assert record_of(similar)["target"] == "similarity to an embedding of 3 numbers"
 
 
-QUICK = {"steps": 2, "batch_size": 4, "limit": 5, "progress": Silent()}
+QUICK: dict[str, Any] = {"steps": 2, "batch_size": 4, "limit": 5, "progress": Silent()}
 
 
-def test_scores_of_any_target(model):
+def test_scores_of_any_target(model: Model) -> None:
     found = vision_attn.score(model, "planted", ["GradCAM"], target=Odds("pug"), **QUICK)
     assert {"deletion", "insertion", "energy_inside"} <= set(found.metrics)
     assert not {"positive_perturbation", "average_drop"} & set(found.metrics)
     assert "explained for odds of pug; deletion and insertion follow this number" in str(found)
     assert found.to_dict()["settings"]["target"] == "Odds(class 2)"
     drawn = found.results
-    changes = {}
+    changes: dict[Any, Any] = {}
     for record in drawn.records.values():
         changes.setdefault(record["image"], record["deletion"][0] - record["deletion"][-1])
     mean = sum(map(abs, changes.values())) / len(changes)
@@ -178,7 +185,7 @@ def test_scores_of_any_target(model):
         vision_attn.score(model, "planted", ["GradCAM"], target=[0, 1], **QUICK)
 
 
-def test_scores_of_one_class_for_all_images_and_of_a_contrast(model):
+def test_scores_of_one_class_for_all_images_and_of_a_contrast(model: Model) -> None:
     found = vision_attn.score(model, "planted", ["GradCAM"], target="pug", **QUICK)
     assert {record["target"] for record in found.results.records.values()} == {2}
     assert "explained for pug" in str(found)
@@ -189,7 +196,7 @@ def test_scores_of_one_class_for_all_images_and_of_a_contrast(model):
     assert "explained for pug rather than collie" in str(apart)
 
 
-def test_scores_of_an_encoder_need_a_target(encoder):
+def test_scores_of_an_encoder_need_a_target(encoder: Model) -> None:
     with pytest.raises(ValueError, match="ViT has no classifier, and so no class to explain"):
         vision_attn.score(encoder, "planted", ["GradCAM"], **QUICK)
     found = vision_attn.score(
@@ -199,7 +206,7 @@ def test_scores_of_an_encoder_need_a_target(encoder):
     assert found.table()[0]["n"] == 5
 
 
-def test_scores_of_a_head(model):
+def test_scores_of_a_head(model: Model) -> None:
     plain = vision_attn.score(model, "planted", ["GradCAM"], **QUICK)
     pair = replace(model, network=Pair(model.network))
     headed = vision_attn.score(pair, "planted", ["GradCAM"], head=1, **QUICK)
@@ -207,11 +214,13 @@ def test_scores_of_a_head(model):
         assert one["mean"] == pytest.approx(other["mean"], abs=1e-4)
 
 
-def item_of(page):
+def item_of(page: Page) -> Any:
     return json.loads(re.findall(r'id="data">(.*?)</script>', page.html)[0])["items"][0]
 
 
-def test_a_page_shows_other_targets_beside_the_classes(model, photos, tmp_path):
+def test_a_page_shows_other_targets_beside_the_classes(
+    model: Model, photos: Path, tmp_path: Path
+) -> None:
     targets = ["pug", Similarity(VECTOR)]
     page = inspect(model, photos / "cat.png", "GradCAM", target=targets, output=tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text() == page.html
@@ -222,7 +231,7 @@ def test_a_page_shows_other_targets_beside_the_classes(model, photos, tmp_path):
     assert {0, 1, 2, 3} == {one["target"] for one in item["maps"]}
 
 
-def test_a_page_of_an_encoder(encoder, photos):
+def test_a_page_of_an_encoder(encoder: Model, photos: Path) -> None:
     item = item_of(inspect(encoder, photos / "cat.png"))
     assert item["predictions"] == []
     assert {one["target"] for one in item["maps"]} == {None}
@@ -233,7 +242,7 @@ def test_a_page_of_an_encoder(encoder, photos):
         inspect(encoder, photos / "cat.png", "GradCAM")
 
 
-def test_the_live_page_offers_what_it_computes(model, photos, tmp_path):
+def test_the_live_page_offers_what_it_computes(model: Model, photos: Path, tmp_path: Path) -> None:
     page = live(model, photos / "cat.png", "GradCAM", target=["pug"], output=tmp_path / "a.html")
     data = json.loads(re.findall(r'id="data">(.*?)</script>', page.html)[0])
     assert data["networks"][0]["asked"] == [2]
@@ -251,11 +260,11 @@ def test_the_live_page_offers_what_it_computes(model, photos, tmp_path):
             live(model, photos / "cat.png", **wrong)
 
 
-def test_every_door_has_one_signature():
+def test_every_door_has_one_signature() -> None:
     import inspect as standard
 
     names = ["model", "images", "methods", "target", "contrast", "limit", "output"]
-    doors = [vision_attn.score, vision_attn.gallery, vision_attn.film, vision_attn.inspect,
+    doors: list[Any] = [vision_attn.score, vision_attn.gallery, vision_attn.film, vision_attn.inspect,
              vision_attn.live, explain]  # fmt: skip
     for door in doors:
         parameters = standard.signature(door).parameters
@@ -266,7 +275,7 @@ def test_every_door_has_one_signature():
     assert method[1:7] == names[1:]
 
 
-def wrong(output):
+def wrong(output: Any) -> Any:
     return output.logits
 
 
@@ -283,16 +292,20 @@ DOORS = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_function_that_fails_is_told_so_in_a_line_everywhere(model, photos, door):
+def test_a_function_that_fails_is_told_so_in_a_line_everywhere(
+    model: Model, photos: Path, door: str
+) -> None:
     got = r"wrong: expected one float an image, .* it raised AttributeError: .*'logits'"
     with pytest.raises(ValueError, match=got) as raised:
         DOORS[door](model, photos, target=wrong)
     assert "\n" not in str(raised.value)
 
 
-def test_a_function_that_fails_is_told_so_by_each_photo_of_a_folder(model, photos, tmp_path):
-    shown = Silent()
-    lines = []
+def test_a_function_that_fails_is_told_so_by_each_photo_of_a_folder(
+    model: Model, photos: Path, tmp_path: Path
+) -> None:
+    shown: Any = Silent()
+    lines: list[Any] = []
     shown.problem = lines.append
     found = vision_attn.gallery(
         model, photos, ["GradCAM", "EdgeMap"], target=wrong, output=tmp_path / "o", progress=shown
@@ -303,7 +316,7 @@ def test_a_function_that_fails_is_told_so_by_each_photo_of_a_folder(model, photo
     assert not any("\n" in line or "GradCAM: GradCAM" in line for line in lines)
 
 
-def test_a_page_takes_a_vector_as_tensor_array_or_one_of_several(model):
+def test_a_page_takes_a_vector_as_tensor_array_or_one_of_several(model: Model) -> None:
     for target in (VECTOR, VECTOR.numpy(), [VECTOR.numpy(), None], ["predicted", VECTOR]):
         shown = Look("a network", model, target=target).predictions(torch.randn(1, 3, 16, 24))
         assert shown[-1].name == "a direction of 3 numbers"

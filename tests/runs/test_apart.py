@@ -1,5 +1,9 @@
 """Results and photos stay apart: no picture replaces a photo, and none is taken for one."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -9,11 +13,12 @@ from vision_attn.cli import main
 from vision_attn.data import find_images
 from vision_attn.data.listing import walk
 from vision_attn.hub import load_model
+from vision_attn.pages.inspect.page import Page
 from vision_attn.runs.progress import Silent
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     """a.png, a.Rollout.png, a.EdgeMap.png and sub/b.png: photos all of them."""
     rng = np.random.default_rng(0)
     for name in ("a", "a.Rollout", "a.EdgeMap", "sub/b"):
@@ -23,13 +28,15 @@ def folder(tmp_path):
     return tmp_path / "photos"
 
 
-def contents(folder):
+def contents(folder: Path) -> dict[Any, Any]:
     return {path: path.read_bytes() for path in folder.rglob("*.png")}
 
 
 @pytest.mark.parametrize("save", ["pictures", "maps", "both"])
 @pytest.mark.parametrize("into", [".", "sub"])
-def test_output_among_the_photos_is_refused_and_nothing_is_lost(models, folder, save, into):
+def test_output_among_the_photos_is_refused_and_nothing_is_lost(
+    models: Callable[[str], str], folder: Path, save: Any, into: str
+) -> None:
     before = contents(folder)
     with pytest.raises(
         ValueError, match=r"output .*: the photos lie there, and pictures would mix"
@@ -41,7 +48,9 @@ def test_output_among_the_photos_is_refused_and_nothing_is_lost(models, folder, 
 
 
 @pytest.mark.parametrize("command", ["explain", "score"])
-def test_on_the_command_line_it_is_one_line(models, folder, capsys, command):
+def test_on_the_command_line_it_is_one_line(
+    models: Callable[[str], str], folder: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     before = contents(folder)
     words = [command, models("vit"), str(folder), "--method", "EdgeMap", "-o", str(folder)]
     assert main(words) == 2
@@ -52,7 +61,9 @@ def test_on_the_command_line_it_is_one_line(models, folder, capsys, command):
 
 
 @pytest.mark.parametrize("command", ["inspect", "live"])
-def test_a_page_replaces_no_photo(models, folder, capsys, command):
+def test_a_page_replaces_no_photo(
+    models: Callable[[str], str], folder: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     before = contents(folder)
     photo = str(folder / "a.png")
     assert main([command, models("vit"), photo, "-o", photo]) == 2
@@ -60,7 +71,7 @@ def test_a_page_replaces_no_photo(models, folder, capsys, command):
     assert contents(folder) == before
 
 
-def test_scores_of_a_list_replace_no_photo(models, folder):
+def test_scores_of_a_list_replace_no_photo(models: Callable[[str], str], folder: Path) -> None:
     (folder / "a.png").rename(folder / "curves.png")
     before = contents(folder)
     files = [str(folder / "curves.png"), str(folder / "a.EdgeMap.png")]
@@ -69,7 +80,9 @@ def test_scores_of_a_list_replace_no_photo(models, folder):
     assert contents(folder) == before
 
 
-def test_photos_named_themselves_keep_their_files_in_their_own_folder(models, folder):
+def test_photos_named_themselves_keep_their_files_in_their_own_folder(
+    models: Callable[[str], str], folder: Path
+) -> None:
     before = contents(folder)
     model = load_model(models("vit"))
     files = [str(folder / f"{name}.png") for name in ("a", "a.Rollout", "a.EdgeMap")]
@@ -86,7 +99,9 @@ def test_photos_named_themselves_keep_their_files_in_their_own_folder(models, fo
         vision_attn.gallery(model, [*files, str(folder / pictures[1])], ["EdgeMap"], output=folder)
 
 
-def test_pictures_of_an_earlier_run_below_the_photos_are_no_photos(models, folder, caplog):
+def test_pictures_of_an_earlier_run_below_the_photos_are_no_photos(
+    models: Callable[[str], str], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = load_model(models("vit"))
     expected = find_images([folder])
     first = vision_attn.gallery(model, str(folder), ["EdgeMap"], output=folder / "out")
@@ -98,7 +113,7 @@ def test_pictures_of_an_earlier_run_below_the_photos_are_no_photos(models, folde
     assert len(find_images([folder / "out"])) == 12  # named itself it is taken at its word
 
 
-def test_two_photos_never_have_one_picture(models, tmp_path):
+def test_two_photos_never_have_one_picture(models: Callable[[str], str], tmp_path: Path) -> None:
     model = load_model(models("vit"))
     names = ["a-b/c/x", "a/b-c/x", "q/c/x", "q/b-c/x", "r/b-c/x"]
     for i, name in enumerate(names):
@@ -111,7 +126,7 @@ def test_two_photos_never_have_one_picture(models, tmp_path):
     for file, picture in pictures.items():
         red = np.asarray(Image.open(file))[0, 0, 0]
         assert (tmp_path / "out" / picture).is_file(), red
-    arrays = [np.full((30, 40, 3), i, np.uint8) for i in range(3)]
+    arrays: list[Any] = [np.full((30, 40, 3), i, np.uint8) for i in range(3)]
     saved = model.explain(arrays, "EdgeMap").save(tmp_path / "arrays")
     assert len(list(saved.glob("*.EdgeMap.png"))) == 3
 
@@ -126,7 +141,9 @@ ONE_PHOTO = {
 
 
 @pytest.mark.parametrize("door", ONE_PHOTO)
-def test_the_picture_of_a_photo_is_not_written_over_another_photo(door, models, tmp_path):
+def test_the_picture_of_a_photo_is_not_written_over_another_photo(
+    door: str, models: Callable[[str], str], tmp_path: Path
+) -> None:
     model = load_model(models("vit"))
     for name in ("a.png", "a.EdgeMap.png"):
         Image.new("RGB", (20, 16), (9, 99, 50)).save(tmp_path / name)
@@ -137,7 +154,9 @@ def test_the_picture_of_a_photo_is_not_written_over_another_photo(door, models, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.EdgeMap.png", "a.png"]
 
 
-def test_beside_a_photo_alone_pictures_are_written_again_and_again(models, tmp_path):
+def test_beside_a_photo_alone_pictures_are_written_again_and_again(
+    models: Callable[[str], str], tmp_path: Path
+) -> None:
     model = load_model(models("vit"))
     Image.new("RGB", (20, 16), (9, 99, 50)).save(tmp_path / "a.png")
     for _ in range(2):
@@ -146,7 +165,9 @@ def test_beside_a_photo_alone_pictures_are_written_again_and_again(models, tmp_p
 
 
 @pytest.mark.parametrize("page", [vision_attn.inspect, vision_attn.live])
-def test_a_page_is_not_written_over_a_photo(page, models, tmp_path):
+def test_a_page_is_not_written_over_a_photo(
+    page: Callable[..., Page], models: Callable[[str], str], tmp_path: Path
+) -> None:
     model = load_model(models("senet"))
     photo = tmp_path / "a.png"
     Image.new("RGB", (20, 16), (9, 99, 50)).save(photo)

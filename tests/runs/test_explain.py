@@ -1,9 +1,11 @@
 """`model.explain`, `gallery` and `film`: what the command does, from Python."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,16 +22,16 @@ from vision_attn.render import ColorMap, Dim, Scale, natural, overlay, with_colo
 from vision_attn.render.video import VideoWriter
 from vision_attn.runs.explain import read
 from vision_attn.runs.scoring.evidence import PhotoSamples
-from vision_attn.types import RANDOM_CLASSIFIER, RANDOM_WEIGHTS, Heatmaps
+from vision_attn.types import RANDOM_CLASSIFIER, RANDOM_WEIGHTS, Heatmaps, Model
 
 
 @pytest.fixture
-def vit(models):
+def vit(models: Callable[[str], str]) -> Model:
     return vision_attn.load_model(models("vit"))
 
 
 @pytest.fixture
-def senet(models):
+def senet(models: Callable[[str], str]) -> Model:
     return vision_attn.load_model(models("senet"))
 
 
@@ -38,7 +40,7 @@ def pixels(path: Path) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
-def test_one_photo_by_name_and_by_explainer(vit, photos):
+def test_one_photo_by_name_and_by_explainer(vit: Model, photos: Path) -> None:
     found = vit.explain(photos / "dog.jpg", ["Rollout", GradCAM()], target="collie")
     assert found.methods == ["Rollout", "GradCAM"]
     image = vit.preprocess(photos / "dog.jpg")[None]
@@ -55,7 +57,7 @@ def test_one_photo_by_name_and_by_explainer(vit, photos):
         found["LeGrad"]
 
 
-def test_the_raw_map_lies_on_the_photos_pixels(vit, photos):
+def test_the_raw_map_lies_on_the_photos_pixels(vit: Model, photos: Path) -> None:
     found = vit.explain(photos / "cat.png", "GradCAM")
     laid = found.on_photo()
     assert laid.shape == (331, 401)
@@ -66,7 +68,7 @@ def test_the_raw_map_lies_on_the_photos_pixels(vit, photos):
     assert np.isnan(laid[0, 0]) == (left > 1 or top > 1)
 
 
-def test_photos_may_be_paths_images_and_arrays(vit, photos):
+def test_photos_may_be_paths_images_and_arrays(vit: Model, photos: Path) -> None:
     path = photos / "cat.png"
     with Image.open(path) as image:
         array = np.asarray(image.convert("RGB"))
@@ -77,6 +79,7 @@ def test_photos_may_be_paths_images_and_arrays(vit, photos):
     maps = same.heatmaps("GradCAM")
     assert isinstance(maps, Heatmaps)
     assert maps.values.shape == (4, 4, 6)
+    assert maps.targets is not None
     assert maps.targets.tolist() == [same[0].predicted] * 4
     grey = vit.explain(array[..., 0], "GradCAM")
     assert grey.photo.mode == "RGB"
@@ -90,19 +93,21 @@ def test_photos_may_be_paths_images_and_arrays(vit, photos):
         (torch.zeros(48, 64, 3), r"a tensor must be \(channels, height, width\).*has 48 channels"),
     ],
 )
-def test_axes_in_another_order_are_not_taken_for_channels(photo, words, vit):
+def test_axes_in_another_order_are_not_taken_for_channels(
+    photo: np.ndarray | torch.Tensor, words: str, vit: Model
+) -> None:
     with pytest.raises(ValueError, match=words):
         vit.explain(photo, "Rollout")
 
 
-def test_a_photo_held_sideways_is_the_same_by_path_and_opened(vit, photos):
+def test_a_photo_held_sideways_is_the_same_by_path_and_opened(vit: Model, photos: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned a quarter to the right, it is upright
     with Image.open(photos / "cat.png") as image:
         image.save(photos / "sideways.jpg", exif=exif)
     with Image.open(photos / "sideways.jpg") as image:
         by_path, opened = vit.explain([photos / "sideways.jpg", image], "GradCAM")
-        (scored,) = PhotoSamples(vit, [image])
+        scored = PhotoSamples(vit, [image])[0]
     assert by_path.photo.size == opened.photo.size == (331, 401)
     np.testing.assert_array_equal(opened.photo, by_path.photo)
     np.testing.assert_allclose(opened[0].values, by_path[0].values, rtol=1e-5, atol=1e-8)
@@ -111,7 +116,9 @@ def test_a_photo_held_sideways_is_the_same_by_path_and_opened(vit, photos):
 
 @pytest.mark.parametrize("name", ["cat.png", "dog.jpg"])
 @pytest.mark.parametrize("method", ["Rollout", "GradCAM", "QueryKey(query=(0.3, 0.7))"])
-def test_the_overlay_is_the_commands_picture(vit, models, photos, tmp_path, name, method):
+def test_the_overlay_is_the_commands_picture(
+    vit: Model, models: Callable[[str], str], photos: Path, tmp_path: Path, name: str, method: str
+) -> None:
     words = ["--method", method, "-o", tmp_path / "out", "--device", "cpu"]
     assert main(["explain", models("vit"), str(photos / name), *map(str, words)]) == 0
     (path,) = (tmp_path / "out").glob("*.png")
@@ -124,7 +131,7 @@ def test_the_overlay_is_the_commands_picture(vit, models, photos, tmp_path, name
     assert (picture == with_bar).all()
 
 
-def test_a_nearly_uniform_rollout_stays_pale(vit, photos):
+def test_a_nearly_uniform_rollout_stays_pale(vit: Model, photos: Path) -> None:
     """The map of a network that attends evenly: at most 1.04 times its mean."""
     for block in vit.network.blocks:
         for weight in block.attn.parameters():
@@ -141,12 +148,14 @@ def test_a_nearly_uniform_rollout_stays_pale(vit, photos):
     assert changed.mean() < 0.6 * most.mean()
 
 
-def test_saved_it_is_what_the_command_writes(vit, models, photos, tmp_path):
+def test_saved_it_is_what_the_command_writes(
+    vit: Model, models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     methods = ["GradCAM", "RandomMap(seed=3)"]
     words = [word for method in methods for word in ("--method", method)]
     words += ["-o", str(tmp_path / "command"), "--device", "cpu"]
     assert main(["explain", models("vit"), str(photos), *words]) == 0
-    every = sorted(photos.iterdir())
+    every: list[Any] = sorted(photos.iterdir())
     folder = vit.explain(every, methods).save(tmp_path / "python")
     files = {path.name for path in (tmp_path / "command").iterdir()}
     assert files == {path.name for path in folder.iterdir()}
@@ -166,7 +175,7 @@ def test_saved_it_is_what_the_command_writes(vit, models, photos, tmp_path):
     assert lines[0] == lines[1]
 
 
-def test_it_shows_itself(senet, photos, tmp_path):
+def test_it_shows_itself(senet: Model, photos: Path, tmp_path: Path) -> None:
     found = senet.explain(photos / "tiny.png", ["GradCAM", "ChannelGates"])
     data = found._repr_png_()
     assert data.startswith(b"\x89PNG")
@@ -182,7 +191,7 @@ def test_it_shows_itself(senet, photos, tmp_path):
     assert "GradCAM" in repr(both)
 
 
-def test_what_is_wrong_is_said(vit, photos, tmp_path):
+def test_what_is_wrong_is_said(vit: Model, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("no image")
     photo = photos / "cat.png"
     with pytest.raises(ValueError, match="unknown method 'Rolout'"):
@@ -204,13 +213,13 @@ def test_what_is_wrong_is_said(vit, photos, tmp_path):
 class Fussy(RandomMap):
     """Fails on photos whose first pixel is dark."""
 
-    def explain(self, network, images, target, layout):
+    def explain(self, network: Any, images: torch.Tensor, target: Any, layout: Any) -> Heatmaps:
         if (images[:, 0, 0, 0] < 0).any():
             raise ValueError("too dark")
         return super().explain(network, images, target, layout)
 
 
-def test_a_method_that_fails_on_a_photo_costs_that_map_only(vit):
+def test_a_method_that_fails_on_a_photo_costs_that_map_only(vit: Model) -> None:
     dark, light = (np.full((50, 60, 3), value, np.uint8) for value in (10, 240))
     both = vit.explain([dark, light, dark], [Fussy(), GradCAM()])
     assert [one.methods for one in both] == [["GradCAM"], ["GradCAM", "Fussy"], ["GradCAM"]]
@@ -219,7 +228,7 @@ def test_a_method_that_fails_on_a_photo_costs_that_map_only(vit):
         vit.explain(dark, Fussy())
 
 
-def test_a_gate_that_no_image_goes_through_is_none(senet, photos):
+def test_a_gate_that_no_image_goes_through_is_none(senet: Model, photos: Path) -> None:
     whole = senet.explain(photos / "tiny.png", "ChannelGates")
     senet.network.idle = SpatialMask(4)
     again = senet.explain(photos / "tiny.png", "ChannelGates")
@@ -229,8 +238,10 @@ def test_a_gate_that_no_image_goes_through_is_none(senet, photos):
     assert not again.problems
 
 
-def test_gates_that_cannot_be_read_cost_the_chart_of_the_channels_only(senet, photos, monkeypatch):
-    def fail(network, images):
+def test_gates_that_cannot_be_read_cost_the_chart_of_the_channels_only(
+    senet: Model, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(network: Any, images: torch.Tensor) -> None:
         raise ValueError("they are not there")
 
     monkeypatch.setattr("vision_attn.runs.explain.gate_values", fail)
@@ -240,15 +251,20 @@ def test_gates_that_cannot_be_read_cost_the_chart_of_the_channels_only(senet, ph
     assert found.problems == ["ChannelGates: the gates' values: they are not there"]
 
 
-def test_explainers_and_maps_agree_with_a_model(vit, photos):
+def test_explainers_and_maps_agree_with_a_model(vit: Model, photos: Path) -> None:
     image = vit.preprocess(photos / "cat.png")[None]
     found = vit.explain(photos / "cat.png", Rollout())
     maps = Rollout()(vit, image)
     np.testing.assert_allclose(found[0].values, maps.values[0].numpy(), rtol=1e-4, atol=1e-7)
-    assert found[0].heatmaps().prefix_mass.item() == pytest.approx(maps.prefix_mass.item())
+    kept = found[0].heatmaps()
+    assert kept.prefix_mass is not None
+    assert maps.prefix_mass is not None
+    assert kept.prefix_mass.item() == pytest.approx(maps.prefix_mass.item())
 
 
-def test_a_gallery_from_python_is_the_commands(vit, models, photos, tmp_path):
+def test_a_gallery_from_python_is_the_commands(
+    vit: Model, models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     words = ["--method", "EdgeMap", "--page", "-o", str(tmp_path / "command"), "--device", "cpu"]
     assert main(["explain", models("vit"), str(photos), *words]) == 0
     summary = vision_attn.gallery(vit, photos, ["EdgeMap"], output=tmp_path / "python")
@@ -261,7 +277,7 @@ def test_a_gallery_from_python_is_the_commands(vit, models, photos, tmp_path):
     assert [record["method"] for record in summary.records()] == ["EdgeMap"] * 3
 
 
-def test_a_gallery_goes_on_after_bad_images(vit, photos, tmp_path):
+def test_a_gallery_goes_on_after_bad_images(vit: Model, photos: Path, tmp_path: Path) -> None:
     (photos / "text.jpg").write_text("no image")
     summary = vision_attn.gallery(
         vit, [photos, tmp_path / "none.png"], ["EdgeMap"], output=tmp_path / "out", style=Dim()
@@ -274,7 +290,7 @@ def test_a_gallery_goes_on_after_bad_images(vit, photos, tmp_path):
         vision_attn.gallery(vit, photos, output=photos / "text.jpg")
 
 
-def test_a_film_from_python(senet, tmp_path):
+def test_a_film_from_python(senet: Model, tmp_path: Path) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (5, 198, 322, 3), dtype=np.uint8)
     with VideoWriter(tmp_path / "clip.mp4", 10.0) as video:
         for frame in frames:
@@ -293,12 +309,14 @@ def test_a_film_from_python(senet, tmp_path):
 
 
 @pytest.fixture(params=["trained", "unknown", "random", "random classifier"])
-def provenance(request):
+def provenance(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
 @pytest.mark.slow
-def test_random_weights_are_marked_wherever_their_maps_are_seen(vit, photos, tmp_path, provenance):
+def test_random_weights_are_marked_wherever_their_maps_are_seen(
+    vit: Model, photos: Path, tmp_path: Path, provenance: Any
+) -> None:
     """By a line below the picture and in the title; nothing is drawn over the picture itself."""
     model = replace(vit, weights=provenance)
     lines = int(provenance.startswith("random"))
@@ -331,7 +349,7 @@ def pixels_of(png: bytes) -> np.ndarray:
     return np.asarray(Image.open(BytesIO(png)))
 
 
-def test_a_film_of_random_weights_says_so_in_each_frame(senet, tmp_path):
+def test_a_film_of_random_weights_says_so_in_each_frame(senet: Model, tmp_path: Path) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (2, 198, 322, 3), dtype=np.uint8)
     with VideoWriter(tmp_path / "clip.mp4", 10.0) as video:
         for frame in frames:
@@ -346,7 +364,9 @@ def test_a_film_of_random_weights_says_so_in_each_frame(senet, tmp_path):
 
 
 @pytest.mark.slow
-def test_all_methods_stand_by_kind_and_baselines_last_and_marked(vit, photos, tmp_path):
+def test_all_methods_stand_by_kind_and_baselines_last_and_marked(
+    vit: Model, photos: Path, tmp_path: Path
+) -> None:
     found = vit.explain(photos / "tiny.png", ["EdgeMap", "all", "Rollout(fusion=max)"])
     baselines = ["EdgeMap", "RandomMap", "CentreGaussian"]
     assert found.methods[-3:] == baselines
@@ -361,12 +381,13 @@ def test_all_methods_stand_by_kind_and_baselines_last_and_marked(vit, photos, tm
         vit, photos / "tiny.png", ["RandomMap", "GradCAM"], output=tmp_path
     )
     assert [record["method"] for record in summary.records()] == ["GradCAM", "RandomMap"]
+    assert summary.page is not None
     page = summary.page.read_text()
     assert "<figcaption>RandomMap (<wbr>baseline)</figcaption>" in page
     assert "<figcaption>GradCAM</figcaption>" in page
     assert (tmp_path / "tiny.RandomMap.png").is_file()
 
 
-def test_an_explainer_of_ones_own_has_a_name():
+def test_an_explainer_of_ones_own_has_a_name() -> None:
     assert issubclass(Fussy, Explainer)
     assert str(Fussy()) == "Fussy"

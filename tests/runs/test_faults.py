@@ -1,7 +1,9 @@
 """What goes wrong with one photo costs that photo, whatever its type, in all that explains."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from vision_attn.hub import load_model
 from vision_attn.pages.inspect.inspection import inspect
 from vision_attn.pages.live.report import live
 from vision_attn.runs.progress import Silent
+from vision_attn.types import Model, Preprocessing
 
 ERRORS = [
     SyntaxError("not a TIFF file (header b'junk' not valid)"),
@@ -25,7 +28,7 @@ SPOILED = (67, 30)
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """Five photos in two folders, dog/1.png of a size of its own."""
     rng = np.random.default_rng(0)
     for place, size in {
@@ -41,29 +44,29 @@ def folder(tmp_path) -> Path:
 class Spoiling:
     """Preprocessing that fails on photos of one size, whatever way."""
 
-    def __init__(self, own, error, when="call"):
+    def __init__(self, own: Preprocessing, error: Any, when: str = "call") -> None:
         self.own, self.error, self.when = own, error, when
         self.input_size, self.mean, self.std = own.input_size, own.mean, own.std
 
-    def read(self, path):
+    def read(self, path: Any) -> Image.Image:
         photo = self.own.read(path)
         if self.when == "read" and photo.size == SPOILED:
             raise self.error
         return photo
 
-    def box(self, size):
+    def box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
         return self.own.box(size)
 
-    def mask(self, mask, size=None):
+    def mask(self, mask: Any, size: Any = None) -> torch.Tensor:
         return self.own.mask(mask, size)
 
-    def boxes(self, boxes, size):
+    def boxes(self, boxes: Any, size: tuple[int, int]) -> torch.Tensor:
         return self.own.boxes(boxes, size)
 
-    def to_original(self, heatmap, size):
+    def to_original(self, heatmap: Any, size: tuple[int, int]) -> np.ndarray:
         return self.own.to_original(heatmap, size)
 
-    def __call__(self, image):
+    def __call__(self, image: Any) -> torch.Tensor:
         photo = image if isinstance(image, Image.Image) else self.own.read(image)
         if self.when == "call" and photo.size == SPOILED:
             raise self.error
@@ -71,10 +74,10 @@ class Spoiling:
 
 
 @pytest.fixture
-def spoiled(models):
-    def make(error, when="call"):
+def spoiled(models: Callable[[str], str]) -> Callable[..., Any]:
+    def make(error: Any, when: str = "call") -> Model:
         model = load_model(models("vit"))
-        return replace(model, preprocess=Spoiling(model.preprocess, error, when))
+        return replace(model, preprocess=cast(Any, Spoiling(model.preprocess, error, when)))
 
     return make
 
@@ -82,7 +85,9 @@ def spoiled(models):
 @each_error
 @pytest.mark.parametrize("when", ["read", "call"])
 @pytest.mark.parametrize("save", ["pictures", "maps"])
-def test_of_a_gallery(spoiled, folder, tmp_path, error, when, save):
+def test_of_a_gallery(
+    spoiled: Callable[..., Any], folder: Path, tmp_path: Path, error: Any, when: str, save: Any
+) -> None:
     summary = vision_attn.gallery(
         spoiled(error, when), str(folder), ["EdgeMap"], output=tmp_path / "out", save=save
     )
@@ -92,7 +97,7 @@ def test_of_a_gallery(spoiled, folder, tmp_path, error, when, save):
 
 @each_error
 @pytest.mark.parametrize("when", ["read", "call"])
-def test_of_scores(spoiled, folder, error, when):
+def test_of_scores(spoiled: Callable[..., Any], folder: Path, error: Any, when: str) -> None:
     scores = vision_attn.score(
         spoiled(error, when), str(folder), ["EdgeMap"], steps=2, sanity=2, batch_size=3
     )
@@ -103,7 +108,9 @@ def test_of_scores(spoiled, folder, error, when):
 
 @each_error
 @pytest.mark.parametrize("when", ["read", "call"])
-def test_of_a_page_to_inspect(spoiled, folder, error, when):
+def test_of_a_page_to_inspect(
+    spoiled: Callable[..., Any], folder: Path, error: Any, when: str
+) -> None:
     silent = Silent()
     files = sorted(folder.rglob("*.png"))
     page = inspect(spoiled(error, when), files, methods=["EdgeMap"], progress=silent)
@@ -113,7 +120,7 @@ def test_of_a_page_to_inspect(spoiled, folder, error, when):
 
 
 @each_error
-def test_of_a_live_page(spoiled, folder, error):
+def test_of_a_live_page(spoiled: Callable[..., Any], folder: Path, error: Any) -> None:
     silent = Silent()
     files = sorted(folder.rglob("*.png"))
     live(spoiled(error, "read"), files, progress=silent)
@@ -123,7 +130,9 @@ def test_of_a_live_page(spoiled, folder, error):
 
 @each_error
 @pytest.mark.parametrize("broken", [{1}, {0, 3}])
-def test_of_a_film_it_costs_the_frame(models, tmp_path, error, broken):
+def test_of_a_film_it_costs_the_frame(
+    models: Callable[[str], str], tmp_path: Path, error: Any, broken: set[int]
+) -> None:
     rng = np.random.default_rng(0)
     (tmp_path / "clip").mkdir()
     for number in range(5):
@@ -133,13 +142,13 @@ def test_of_a_film_it_costs_the_frame(models, tmp_path, error, broken):
     model = load_model(models("vit"))
 
     class Frames(Spoiling):
-        def __call__(self, image):
+        def __call__(self, image: Any) -> torch.Tensor:
             first = np.asarray(image)[0, 0]
             if tuple(first[1:]) == (77, 77) and int(first[0]) in broken:
                 raise self.error
             return self.own(image)
 
-    model = replace(model, preprocess=Frames(model.preprocess, error))
+    model = replace(model, preprocess=cast(Any, Frames(model.preprocess, error)))
     clip, out = tmp_path / "clip", tmp_path / "out"
     summary = vision_attn.film(model, clip, "EdgeMap", output=out, frames=3.0, batch_size=2)
     assert summary.films == {str(clip): 5 - len(broken)}
@@ -156,13 +165,15 @@ def test_of_a_film_it_costs_the_frame(models, tmp_path, error, broken):
     np.testing.assert_array_equal(maps, np.load(tmp_path / "all" / "clip.EdgeMap.npy")[kept])
 
 
-def test_a_network_without_numbers_for_one_photo_costs_it(models, folder, monkeypatch):
+def test_a_network_without_numbers_for_one_photo_costs_it(
+    models: Callable[[str], str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """NaN in the logits of one image of a batch."""
     model = load_model(models("vit"))
     bad = model.preprocess(folder / "dog" / "1.png")
     forward = type(model.network).forward
 
-    def spoiled(network, images):
+    def spoiled(network: Any, images: torch.Tensor) -> torch.Tensor:
         logits = forward(network, images)
         same = (images == bad.to(images)).flatten(1).all(dim=1)
         return torch.where(same[:, None], torch.nan, logits)
@@ -177,8 +188,12 @@ def test_a_network_without_numbers_for_one_photo_costs_it(models, folder, monkey
     "words", [["explain"], ["explain", "--save", "maps"], ["score"], ["inspect"]]
 )
 def test_a_photo_with_a_damaged_exif_header_stops_no_command(
-    models, folder, tmp_path, capsys, words
-):
+    models: Callable[[str], str],
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
     for name in ("no TIFF", "cut"):
         header = {"no TIFF": b"Exif\0\0garbage", "cut": b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01"}
         Image.new("RGB", (40, 30)).save(folder / "cat" / f"{name}.jpg", exif=header[name])
@@ -194,7 +209,9 @@ def test_a_photo_with_a_damaged_exif_header_stops_no_command(
         assert "7 of 7 images explained" in output.out
 
 
-def test_why_nothing_could_be_scored_is_said_in_python_too(models, tmp_path):
+def test_why_nothing_could_be_scored_is_said_in_python_too(
+    models: Callable[[str], str], tmp_path: Path
+) -> None:
     for name, mode in (("cat", "RGB"), ("dog", "L")):
         for part in ("images", "masks"):
             (tmp_path / part).mkdir(exist_ok=True)

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,21 +42,26 @@ def fill(folder: Path, count: int, size: tuple[int, int] = (400, 300)) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("methods", [["Rollout", "GradCAM", "EdgeMap"], ["all"]])
-def test_a_photo_takes_less_than_60_kilobytes_of_the_page(model, methods, tmp_path):
+def test_a_photo_takes_less_than_60_kilobytes_of_the_page(
+    model: Model, methods: list[str], tmp_path: Path
+) -> None:
     count = 40 if len(methods) > 1 else 5
     summary = gallery(model, fill(tmp_path / "in", count), methods, output=tmp_path / "out")
     assert summary.explained == count
+    assert summary.page is not None
     files = [summary.page, *(tmp_path / "out" / "page").iterdir()]
     most = max(60_000, 5_000 * (len(files) // count + 1))
     assert sum(file.stat().st_size for file in files) < count * most
+    assert summary.page is not None
     source = summary.page.read_text()
     assert len(set(re.findall(r'src="\./(page/[^"]+)"', source))) == len(files) - 1
     assert source.partition("<template>")[0].count("<article") == min(count, 24)
     assert source.count("<article") == count
 
 
-def test_a_card_knows_the_predicted_and_the_true_class(model, tmp_path):
+def test_a_card_knows_the_predicted_and_the_true_class(model: Model, tmp_path: Path) -> None:
     summary = gallery(model, fill(tmp_path / "in", 13, (40, 30)), ["EdgeMap"], output=tmp_path)
+    assert summary.page is not None
     source, records = summary.page.read_text(), summary.records()
     for record in records:
         name, folder = Path(record["file"]).name, Path(record["file"]).parent.name
@@ -70,18 +76,20 @@ def test_a_card_knows_the_predicted_and_the_true_class(model, tmp_path):
         assert ("✗ true class" in card) == (true not in (None, facts["predicted"]))
 
 
-def test_photos_of_one_name_are_told_apart(model, tmp_path):
+def test_photos_of_one_name_are_told_apart(model: Model, tmp_path: Path) -> None:
     files = [tmp_path / folder / name for folder in "ab" for name in ("same.png", f"{folder}.png")]
     for file in files:
         file.parent.mkdir(exist_ok=True)
         Image.new("RGB", (40, 30)).save(file)
-    source = gallery(model, files, ["EdgeMap"], output=tmp_path / "out").page.read_text()
+    page = gallery(model, files, ["EdgeMap"], output=tmp_path / "out").page
+    assert page is not None
+    source = page.read_text()
     for title in ("a-same.png", "b-same.png", "a.png", "b.png"):
         assert source.count(f">{title}<") == 1
     assert ">same.png<" not in source
 
 
-def test_two_classes_of_one_name_are_told_apart(model, tmp_path):
+def test_two_classes_of_one_name_are_told_apart(model: Model, tmp_path: Path) -> None:
     names = ["crane, bird", "crane, machine", "church"]
     (tmp_path / "bird").mkdir()
     Image.new("RGB", (40, 30)).save(tmp_path / "bird" / "a.png")
@@ -92,7 +100,7 @@ def test_two_classes_of_one_name_are_told_apart(model, tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 3, 14])
-def test_the_bytes_of_a_photo_are_divided_among_its_pictures(count):
+def test_the_bytes_of_a_photo_are_divided_among_its_pictures(count: int) -> None:
     links = [None, *(f"{i}.png" for i in range(count))]
     photo, *maps = page_bytes(links)
     assert len(set(maps)) == 1
@@ -103,23 +111,26 @@ def test_the_bytes_of_a_photo_are_divided_among_its_pictures(count):
         assert maps[0] == LEAST_BYTES
 
 
-def test_maps_that_passed_come_first_with_a_badge(model, tmp_path):
+def test_maps_that_passed_come_first_with_a_badge(model: Model, tmp_path: Path) -> None:
     trusted = replace(model, trust=Trust(("LeGrad(smooth=1.0)", "GradCAM"), 31, "/data/photos/val"))
     names = list(map(str, choose_methods("all", trusted)))
     assert names[:2] == ["LeGrad(smooth=1.0)", "GradCAM"]
     assert sorted(names[1:]) == sorted(map(str, choose_methods("all", model)))
     Image.new("RGB", (40, 30), "red").save(tmp_path / "a.png")
     chosen = ["Rollout", "LeGrad(smooth=1.0)"]
-    source = gallery(trusted, tmp_path / "a.png", chosen, output=tmp_path / "out").page.read_text()
+    page = gallery(trusted, tmp_path / "a.png", chosen, output=tmp_path / "out").page
+    assert page is not None
+    source = page.read_text()
     said = "Passed on this network (31 images of photos/val)."
     badge = f'LeGrad(<wbr>smooth=1.0)<span class="badge" title="{said}">passed</span>'
     assert source.count('class="badge"') == source.count(badge) == 1
     assert "“passed”: tested by covering, on 31 images of photos/val." in source
     plain = gallery(model, tmp_path / "a.png", chosen, output=tmp_path / "other")
+    assert plain.page is not None
     assert 'class="badge"' not in plain.page.read_text()
 
 
-def test_a_picture_is_as_large_as_its_bytes_allow(tmp_path):
+def test_a_picture_is_as_large_as_its_bytes_allow(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (600, 800, 3), dtype=np.uint8)
     sizes = []
     for most in (60_000, 20_000, 6_000):
@@ -142,9 +153,13 @@ def test_a_picture_is_as_large_as_its_bytes_allow(tmp_path):
         (["GradCAM"], ["EdgeMap", "Rollout"], "Rollout"),
     ],
 )
-def test_of_all_methods_the_one_to_trust_is_shown_first(model, trusted, methods, first, tmp_path):
-    model = replace(model, trust=trusted and Trust(tuple(trusted), 37, "photos"))
+def test_of_all_methods_the_one_to_trust_is_shown_first(
+    model: Model, trusted: list[str] | None, methods: list[str], first: str, tmp_path: Path
+) -> None:
+    trust = Trust(tuple(trusted), 37, "photos") if trusted else None
+    model = replace(model, trust=trust)
     summary = gallery(model, fill(tmp_path / "in", 13, (40, 30)), methods, output=tmp_path)
+    assert summary.page is not None
     (shown,) = re.findall(r'<select name="map".*?</select>', summary.page.read_text())
     assert re.findall(r"<option value=\"([^\"]+)", shown)[0] == first
     for card in summary.page.read_text().split("<article")[1:]:
@@ -152,7 +167,7 @@ def test_of_all_methods_the_one_to_trust_is_shown_first(model, trusted, methods,
         assert re.findall(r"<figcaption>(.*?)<", card)[:2] == ["photo", first]
 
 
-def test_shards_merge_photos_whose_names_are_no_text(model, tmp_path):
+def test_shards_merge_photos_whose_names_are_no_text(model: Model, tmp_path: Path) -> None:
     files = ["c.png", "b\udcff.png", "é.png", "b\udcfe.png", "a.png"]  # Linux allows any bytes
     alone, merged = tmp_path / "alone", tmp_path / "merged"
     (tmp_path / "in").mkdir()
@@ -172,7 +187,7 @@ def test_shards_merge_photos_whose_names_are_no_text(model, tmp_path):
     assert time.sub("", found) == time.sub("", wanted)
 
 
-def shown_mask(folder: Path, size: tuple[int, int]) -> np.ndarray:
+def shown_mask(folder: Path, size: tuple[int, int]) -> Any:
     masks = Masks(folder, {"cat.jpg": "cat.jpg"})
     return Pictures(folder, masks=masks).mask("cat.jpg", size)
 
@@ -187,14 +202,14 @@ def shown_mask(folder: Path, size: tuple[int, int]) -> np.ndarray:
         [[0, 3, 1], [0, 2, 0]],
     ],
 )
-def test_a_mask_is_shown_as_score_reads_it(rows, tmp_path):
+def test_a_mask_is_shown_as_score_reads_it(rows: list[list[int]], tmp_path: Path) -> None:
     Image.fromarray(np.array(rows, np.uint8)).save(tmp_path / "cat.png")
     inside, border, _ = read_mask(tmp_path / "cat.png", (3, 2))
     shown = shown_mask(tmp_path, (3, 2))
     np.testing.assert_array_equal(shown, inside + 0.5 * border)
 
 
-def test_a_mask_with_soft_edges_is_shown_whole(tmp_path):
+def test_a_mask_with_soft_edges_is_shown_whole(tmp_path: Path) -> None:
     Image.fromarray(np.array([[0, 9, 130, 255]], np.uint8)).save(tmp_path / "cat.png")
     shown = shown_mask(tmp_path, (4, 1))
     np.testing.assert_array_equal(shown, [[0, 1, 1, 1]])

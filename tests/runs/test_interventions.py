@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from typing import Any
 
 import pytest
 import timm
@@ -13,26 +14,27 @@ from torch import nn
 import vision_attn
 from vision_attn.attention import Additive, Local2d, MultiHeadAttention, Sparsemax
 from vision_attn.data import Preprocess
-from vision_attn.methods import LibraGradient, Rollout
+from vision_attn.methods import Explainer, LibraGradient, Rollout
 from vision_attn.models import ViT
 from vision_attn.tokens import record_attention
 from vision_attn.types import Model
 
-CLOSE = {"rtol": 1e-6, "atol": 1e-6}
+CLOSE: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-6}
 
 
 class ByHand(nn.Module):
     """Attention written out, whose heads and values are changed by what it is given."""
 
-    def __init__(self, q, k, v, out, heads, bias=None):
+    def __init__(self, q: Any, k: Any, v: Any, out: Any, heads: int, bias: Any = None) -> None:
         super().__init__()
         self.parts, self.out, self.heads = (q, k, v), out, heads
         self.bias = bias
-        self.change = self.patch = None
-        self.removed = []
-        self.context = None
+        self.change: dict[int, str] | None = None
+        self.patch: Any = None
+        self.removed: list[int] = []
+        self.context: Any = None
 
-    def forward(self, x, *args, mask=None, **_):
+    def forward(self, x: Any, *args: Any, mask: Any = None, **_: Any) -> torch.Tensor:
         b, n, d = x.shape
         q, k, v = (
             nn.functional.linear(x, *part).view(b, n, self.heads, -1).transpose(1, 2)
@@ -63,35 +65,36 @@ class ByHand(nn.Module):
         return nn.functional.linear(torch.stack(contexts, 2).flatten(2), *self.out)
 
 
-def linear(module):
+def linear(module: Any) -> tuple[Any, Any]:
     return module.weight, module.bias
 
 
 class Pair(nn.Module):
     """Returns two values, as torchvision's and transformers' attention do."""
 
-    def __init__(self, inner):
+    def __init__(self, inner: ByHand) -> None:
         super().__init__()
         self.inner = inner
 
-    def forward(self, x, *args, **kwargs):
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> tuple[Any, None]:
         return self.inner(x), None
 
 
-def of_qkv(attn, heads, bias=None):
+def of_qkv(attn: Any, heads: int, bias: Any = None) -> ByHand:
     weights = zip(attn.qkv.weight.chunk(3), attn.qkv.bias.chunk(3), strict=True)
-    return ByHand(*weights, linear(attn.proj), heads, bias)
+    q, k, v = weights
+    return ByHand(q, k, v, linear(attn.proj), heads, bias)
 
 
-def timm_vit():
+def timm_vit() -> tuple[nn.Module, int]:
     return timm.create_model("vit_tiny_patch16_224", img_size=48, depth=3, num_classes=5), 48
 
 
-def own_vit():
+def own_vit() -> tuple[ViT, int]:
     return ViT(image_size=24, patch_size=8, num_classes=5, dim=12, depth=3, heads=3), 24
 
 
-def swin(fused):
+def swin(fused: bool) -> tuple[nn.Module, int]:
     network = timm.create_model(
         "swin_tiny_patch4_window7_224", img_size=56, window_size=7, depths=(2, 1), num_heads=(2, 3),
         embed_dim=12, num_classes=5,
@@ -101,12 +104,13 @@ def swin(fused):
     return network, 56
 
 
-def torchvision_vit():
+def torchvision_vit() -> tuple[Any, int]:
     return torchvision.models.VisionTransformer(24, 8, 3, 3, 12, 24, num_classes=5), 24
 
 
-def huggingface(kind):
-    config = transformers.ViTConfig(
+def huggingface(kind: str) -> tuple[Any, int]:
+    config_of: Any = transformers.ViTConfig
+    config = config_of(
         hidden_size=12, num_hidden_layers=3, num_attention_heads=3, intermediate_size=24,
         image_size=24, patch_size=8, num_labels=5, attn_implementation=kind,
     )  # fmt: skip
@@ -124,7 +128,7 @@ NETWORKS = {
 }
 
 
-def rewritten(name, network):
+def rewritten(name: Any, network: Any) -> tuple[Any, list[ByHand], list[Any]]:
     """A copy whose attention is `ByHand`, the list of it, and that of the last layers of MLPs."""
     network = copy.deepcopy(network)
     if name.startswith("swin"):
@@ -140,12 +144,13 @@ def rewritten(name, network):
         if name == "torchvision":
             attn = block.self_attention
             weights = zip(attn.in_proj_weight.chunk(3), attn.in_proj_bias.chunk(3), strict=True)
-            made = ByHand(*weights, linear(attn.out_proj), 3)
+            q, k, v = weights
+            made = ByHand(q, k, v, linear(attn.out_proj), 3)
             block.self_attention = Pair(made)
         elif name.startswith("transformers"):
             attn = block.attention
-            parts = map(linear, (attn.q_proj, attn.k_proj, attn.v_proj))
-            made = ByHand(*parts, linear(attn.o_proj), 3)
+            q, k, v = map(linear, (attn.q_proj, attn.k_proj, attn.v_proj))
+            made = ByHand(q, k, v, linear(attn.o_proj), 3)
             block.attention = Pair(made)
         else:
             heads = getattr(block.attn, "num_heads", getattr(block.attn, "heads", 0))
@@ -156,14 +161,16 @@ def rewritten(name, network):
     return network, attention, ends
 
 
-def logits(network, images):
+def logits(network: ViT, images: torch.Tensor) -> Any:
     with torch.no_grad():
         out = network(images)
     return getattr(out, "logits", out)
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
-def case(request):
+def case(
+    request: pytest.FixtureRequest,
+) -> tuple[Any, Any, torch.Tensor, torch.Tensor, Any, Any, Any]:
     """A network in float64, images, a photo to patch from, and the network by hand."""
     torch.manual_seed(3)
     network, size = NETWORKS[request.param]()
@@ -178,7 +185,9 @@ def case(request):
 
 
 @pytest.mark.parametrize("kind", ["zero", "mean", "uniform", "patch"])
-def test_heads_are_replaced_as_by_hand(case, kind):
+def test_heads_are_replaced_as_by_hand(
+    case: tuple[Any, Any, torch.Tensor, torch.Tensor, Any, Any, Any], kind: str
+) -> None:
     _, network, images, other, by_hand, attention, _ = case
     before = logits(network, images)
     logits(by_hand, other[None])
@@ -195,7 +204,9 @@ def test_heads_are_replaced_as_by_hand(case, kind):
     assert torch.equal(logits(network, images), before)
 
 
-def test_branches_add_nothing_as_by_hand(case):
+def test_branches_add_nothing_as_by_hand(
+    case: tuple[Any, Any, torch.Tensor, torch.Tensor, Any, Any, Any],
+) -> None:
     _, network, images, _, by_hand, attention, ends = case
     kept = [copy.deepcopy(module.state_dict()) for module in ends]
     outs = [attention[2].out]
@@ -213,7 +224,9 @@ def test_branches_add_nothing_as_by_hand(case):
     torch.testing.assert_close(logits(network, images), logits(by_hand, images), **CLOSE)
 
 
-def test_values_of_tokens_are_removed_as_by_hand(case):
+def test_values_of_tokens_are_removed_as_by_hand(
+    case: tuple[Any, Any, torch.Tensor, torch.Tensor, Any, Any, Any],
+) -> None:
     name, network, images, _, by_hand, attention, _ = case
     if name.startswith("swin"):
         with pytest.raises(ValueError, match="those of layer 0 cannot be changed: it attends in w"):
@@ -237,10 +250,13 @@ BLOCKS = {
 }
 
 
-def test_states_and_branches_of_another_photo_as_by_hand(case):
+def test_states_and_branches_of_another_photo_as_by_hand(
+    case: tuple[Any, Any, torch.Tensor, torch.Tensor, Any, Any, Any],
+) -> None:
     name, network, images, other, by_hand, _, ends = case
     if name.startswith("swin"):
         return
+    kept: dict[Any, Any]
     blocks, kept, handles = by_hand.get_submodule(BLOCKS[name]), {}, []
     keep = lambda key: lambda _m, _i, out: kept.__setitem__(key, out.clone())  # noqa: E731
     first, second = (
@@ -250,7 +266,7 @@ def test_states_and_branches_of_another_photo_as_by_hand(case):
     logits(by_hand, other[None])
     first.remove(), second.remove()
 
-    def states(_module, _inputs, out):
+    def states(_module: Any, _inputs: Any, out: Any) -> Any:
         out = out.clone()
         out[:, [0, 5]] = kept["state"][:, [0, 5]]
         return out
@@ -264,7 +280,9 @@ def test_states_and_branches_of_another_photo_as_by_hand(case):
         torch.testing.assert_close(logits(network, images), wanted, **CLOSE)
 
 
-def test_everything_of_another_photo_gives_its_logits(case):
+def test_everything_of_another_photo_gives_its_logits(
+    case: tuple[Any, Any, torch.Tensor, torch.Tensor, Any, Any, Any],
+) -> None:
     name, network, images, other, *_ = case
     same = logits(network, other[None]).expand(2, -1)
     if name.startswith("swin"):
@@ -278,7 +296,7 @@ def test_everything_of_another_photo_gives_its_logits(case):
 
 
 @pytest.mark.parametrize("made", ["v2", "v1"])
-def test_torchvisions_swin_as_with_weights_of_zero(made):
+def test_torchvisions_swin_as_with_weights_of_zero(made: str) -> None:
     torch.manual_seed(5)
     of = torchvision.models.swin_transformer
     more = {"block": of.SwinTransformerBlockV2, "downsample_layer": of.PatchMergingV2}
@@ -306,7 +324,7 @@ SCORED = {
 
 @pytest.mark.parametrize("options", SCORED.values(), ids=SCORED)
 @pytest.mark.parametrize("kind", ["zero", "mean", "uniform"])
-def test_our_own_attention_of_any_score_and_window(options, kind):
+def test_our_own_attention_of_any_score_and_window(options: dict[str, Any], kind: str) -> None:
     torch.manual_seed(7)
     attention = lambda dim, heads: MultiHeadAttention(dim, heads, **options)  # noqa: E731
     network = ViT(
@@ -317,6 +335,7 @@ def test_our_own_attention_of_any_score_and_window(options, kind):
         plain = logits(network, images)
     call = record.calls[1]
     weights, v = call.weights(), call.v
+    assert v is not None
     context = weights[:, 1] @ v[:, 1]
     if kind == "zero":
         context = context * 0
@@ -332,7 +351,7 @@ def test_our_own_attention_of_any_score_and_window(options, kind):
     contexts = weights @ v
     contexts[:, 1] = context
 
-    def put(module, inputs):
+    def put(module: Any, inputs: Any) -> tuple[torch.Tensor]:
         return (contexts.transpose(1, 2).flatten(2),)
 
     handle = network.blocks[1].attn.proj.register_forward_pre_hook(put)
@@ -344,16 +363,16 @@ def test_our_own_attention_of_any_score_and_window(options, kind):
     assert not torch.allclose(changed, plain, rtol=1e-6)
 
 
-def small():
+def small() -> tuple[Any, torch.Tensor]:
     torch.manual_seed(2)
     return own_vit()[0].eval(), torch.randn(2, 3, 24, 24)
 
 
-def hooks_of(network):
+def hooks_of(network: Any) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in network.modules())
 
 
-def test_inner_changes_come_after_outer_ones():
+def test_inner_changes_come_after_outer_ones() -> None:
     network, images = small()
     with vision_attn.intervene(network, heads={(1, 1): "zero"}, mlps=[0]):
         once = logits(network, images)
@@ -364,7 +383,7 @@ def test_inner_changes_come_after_outer_ones():
         torch.testing.assert_close(logits(network, images), both)
 
 
-def test_an_error_leaves_nothing_behind():
+def test_an_error_leaves_nothing_behind() -> None:
     network, images = small()
     before = logits(network, images)
     with pytest.raises(KeyError), vision_attn.intervene(network, heads=[(0, 0)], blocks=[1]):
@@ -379,7 +398,7 @@ def test_an_error_leaves_nothing_behind():
         assert not torch.equal(logits(network, images), before)
 
 
-def test_another_thread_sees_the_network_as_it_is():
+def test_another_thread_sees_the_network_as_it_is() -> None:
     network, images = small()
     before, found = logits(network, images), []
     with vision_attn.intervene(network, heads=[(0, 0)], blocks=[2]):
@@ -391,7 +410,7 @@ def test_another_thread_sees_the_network_as_it_is():
 
 
 @pytest.mark.parametrize("name", ["timm", "own", "transformers eager"])
-def test_a_record_and_a_map_inside_are_of_the_changed_network(name):
+def test_a_record_and_a_map_inside_are_of_the_changed_network(name: str) -> None:
     torch.manual_seed(4)
     network, size = NETWORKS[name]()
     network, images = network.eval(), torch.randn(2, 3, size, size)
@@ -400,8 +419,10 @@ def test_a_record_and_a_map_inside_are_of_the_changed_network(name):
         alone = logits(network, images)
         with record_attention(network) as record:
             torch.testing.assert_close(logits(network, images), alone)
+        assert record.calls[0].context is not None
         assert not record.calls[0].context[:, 1].any()
         assert record.calls[0].context[:, 0].any()
+        assert record.calls[0].v is not None
         assert not record.calls[0].v[:, :, 2].any()
         changed = Rollout()(network, images).values
     with record_attention(network) as outer, vision_attn.intervene(network, heads=[(0, 1)]):
@@ -412,7 +433,9 @@ def test_a_record_and_a_map_inside_are_of_the_changed_network(name):
 
 
 @pytest.mark.parametrize("method", [Rollout(), LibraGradient()])
-def test_what_is_remembered_of_a_network_is_found_on_the_network_as_it_is(method):
+def test_what_is_remembered_of_a_network_is_found_on_the_network_as_it_is(
+    method: Explainer,
+) -> None:
     network, images = small()
     wanted = method(copy.deepcopy(network), images, target=1).values
     with vision_attn.intervene(network, heads={(1, 1): "zero"}, tokens=[(0, 3)], blocks=[2]):
@@ -421,12 +444,13 @@ def test_what_is_remembered_of_a_network_is_found_on_the_network_as_it_is(method
     assert not torch.allclose(changed, wanted)
 
 
-def test_a_run_inside_a_hook_of_another_leaves_it_its_changes():
+def test_a_run_inside_a_hook_of_another_leaves_it_its_changes() -> None:
     network, images = small()
     with vision_attn.intervene(network, heads=[(2, 1)], blocks=[1]):
+        inner: list[Any]
         wanted, inner = logits(network, images), []
 
-        def hook(*_):
+        def hook(*_: Any) -> None:
             if not inner:
                 inner.append("begun")
                 inner.append(logits(network, images))
@@ -437,7 +461,7 @@ def test_a_run_inside_a_hook_of_another_leaves_it_its_changes():
     torch.testing.assert_close(inner[1], wanted)
 
 
-def test_it_opens_in_inference_mode():
+def test_it_opens_in_inference_mode() -> None:
     network, images = small()
     with torch.inference_mode(), vision_attn.intervene(network, mlps=[1]):
         inside = network(images)
@@ -445,7 +469,7 @@ def test_it_opens_in_inference_mode():
         torch.testing.assert_close(logits(network, images), inside)
 
 
-def test_gradients_pass():
+def test_gradients_pass() -> None:
     network, images = small()
     with vision_attn.intervene(network, heads={(1, 2): "zero"}, mlps=[2]):
         out = network(images.requires_grad_())
@@ -478,14 +502,14 @@ def test_gradients_pass():
         ({"patch_from": "cat.png"}, r"patch_from: expected the tensor \(c, h, w\) of one image"),
     ],
 )
-def test_what_does_not_exist_is_told_in_a_line(asked, said):
+def test_what_does_not_exist_is_told_in_a_line(asked: dict[str, Any], said: str) -> None:
     network, _ = small()
     with pytest.raises(ValueError, match=said) as error, vision_attn.intervene(network, **asked):
         pass
     assert "\n" not in str(error.value)
 
 
-def test_networks_without_attention_or_branches_say_so():
+def test_networks_without_attention_or_branches_say_so() -> None:
     with pytest.raises(ValueError, match="no attention call was seen"):
         vision_attn.intervene(nn.Sequential(nn.Conv2d(3, 2, 3)), heads=[(0, 0)]).__enter__()
     parallel = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3)
@@ -497,7 +521,7 @@ def test_networks_without_attention_or_branches_say_so():
         vision_attn.intervene(parallel, mlps=[1]).__enter__()
 
 
-def test_a_model_takes_photos():
+def test_a_model_takes_photos() -> None:
     network, _ = small()
     model = Model(network, Preprocess((24, 24), (0.5,) * 3, (0.5,) * 3), [], None)
     photo = torch.randint(0, 256, (3, 24, 24), dtype=torch.uint8)

@@ -8,9 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PureWindowsPath
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,7 +25,9 @@ from vision_attn.cli import main
 from vision_attn.methods import EdgeMap
 from vision_attn.pages.gallery import browsing
 from vision_attn.pages.gallery.drawing import _folder_names
+from vision_attn.pages.gallery.run import GallerySummary
 from vision_attn.runs.explain import explain
+from vision_attn.runs.loop import TaskResult
 from vision_attn.runs.photos import ExplainPhotos
 from vision_attn.runs.progress import Silent
 from vision_attn.runs.results import open_results
@@ -36,12 +41,12 @@ METHODS = ["Rollout", "EdgeMap(cells=5)", "EdgeMap"]
 
 
 @pytest.fixture
-def model(models) -> Model:
+def model(models: Callable[[str], str]) -> Model:
     return vision_attn.load_model(models("vit"))
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """Eleven photos: some in folders named for classes, some not."""
     rng = np.random.default_rng(0)
     for i in range(11):
@@ -53,26 +58,26 @@ def folder(tmp_path) -> Path:
     return tmp_path / "in"
 
 
-def run(model, folder, out, **more):
+def run(model: Model, folder: Any, out: Any, **more: Any) -> GallerySummary:
     return vision_attn.gallery(
         model, folder, METHODS, output=out, save="maps", batch_size=2, **more
     )
 
 
 @pytest.fixture
-def threads_seen(monkeypatch):
+def threads_seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Call it with how many threads have a core now; a list of how many each batch was explained with."""
     before, seen = torch.get_num_threads(), []
     do = ExplainPhotos.do
 
-    def counted(self, task, read):
+    def counted(self: Any, task: Any, read: Any) -> TaskResult:
         seen.append(torch.get_num_threads())
         return do(self, task, read)
 
     monkeypatch.setattr(ExplainPhotos, "do", counted)
     torch.set_num_threads(3)
 
-    def load(threads):
+    def load(threads: int) -> list[int]:
         seen.clear()
         monkeypatch.setattr("vision_attn.threads.threads_to_use", lambda most: threads)
         return seen
@@ -83,8 +88,8 @@ def threads_seen(monkeypatch):
 
 
 def test_shards_and_runs_that_go_on_keep_the_threads_of_the_first(
-    model, folder, tmp_path, threads_seen
-):
+    model: Model, folder: Path, tmp_path: Path, threads_seen: Callable[..., Any]
+) -> None:
     out = tmp_path / "out"
     seen = threads_seen(2)
     run(model, folder, out, shard=(1, 2))
@@ -101,7 +106,7 @@ def test_shards_and_runs_that_go_on_keep_the_threads_of_the_first(
     assert set(seen) == {1}
 
 
-def rows_of(folder) -> list[dict]:
+def rows_of(folder: Path) -> list[dict[str, Any]]:
     """The records without what differs between shards and from run to run."""
     lines = (folder / "results.jsonl").read_text().splitlines()
     changing = ("seconds", "row")
@@ -116,11 +121,11 @@ def rows_of(folder) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_maps_and_rows_are_those_of_explain(model, folder, tmp_path):
+def test_maps_and_rows_are_those_of_explain(model: Model, folder: Path, tmp_path: Path) -> None:
     summary = run(model, folder, tmp_path / "out")
     assert (summary.photos, summary.explained, summary.problems) == (11, 11, [])
     results = vision_attn.open_results(tmp_path / "out")
-    files = sorted(folder.rglob("*.png"))
+    files: list[Any] = sorted(folder.rglob("*.png"))
     assert [row["file"] for row in results] == [str(file) for file in files for _ in METHODS]
     assert len(results) == 33
     assert results[-1] == list(results)[-1]
@@ -130,9 +135,12 @@ def test_maps_and_rows_are_those_of_explain(model, folder, tmp_path):
         for number, method in enumerate(METHODS):
             row = results[3 * place + number]
             values = one[number].values
-            near = {"rtol": 2**-11, "atol": float(abs(values).max()) * 2**-24}
-            np.testing.assert_allclose(results.map(row), values, **near)
-            np.testing.assert_allclose(results.maps(method)[place], values, **near)
+            close = partial(
+                np.testing.assert_allclose, rtol=2**-11, atol=float(abs(values).max()) * 2**-24
+            )
+            close(results.map(row), values)
+            close(results.maps(method)[place], values)
+            assert one.predicted is not None
             assert row["predicted"] == model.classes[one.predicted]
             assert row["prefix_mass"] == pytest.approx(one[number].prefix_mass)
     labels = [row.get("label") for row in results][::3]
@@ -144,7 +152,9 @@ def test_maps_and_rows_are_those_of_explain(model, folder, tmp_path):
     ]
 
 
-def test_a_handful_of_files_whatever_the_number_of_photos(model, folder, tmp_path):
+def test_a_handful_of_files_whatever_the_number_of_photos(
+    model: Model, folder: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     run(model, folder, out, page=True)
     names = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
@@ -158,7 +168,9 @@ def test_a_handful_of_files_whatever_the_number_of_photos(model, folder, tmp_pat
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.slow
-def test_shards_and_processes_give_what_one_process_gives(model, folder, tmp_path, shards):
+def test_shards_and_processes_give_what_one_process_gives(
+    model: Model, folder: Path, tmp_path: Path, shards: int
+) -> None:
     run(model, folder, tmp_path / "alone")
     out = tmp_path / "out"
     for number in range(shards, 0, -1):
@@ -177,7 +189,7 @@ def test_shards_and_processes_give_what_one_process_gives(model, folder, tmp_pat
 EDGES = Column("map", "EdgeMap")
 
 
-def keep(folder, shards):
+def keep(folder: Path, shards: int) -> None:
     """Run all shards over five photos; the map of each is full of its number."""
     run = RunFile(
         {"what": "explain", "asked": {"methods": ["EdgeMap"]}}, list("abcde"), shards, (EDGES.key,)
@@ -193,7 +205,9 @@ def keep(folder, shards):
 
 
 @pytest.mark.parametrize(("before", "now"), [(3, 2), (2, 3), (2, 1), (1, 2)])
-def test_maps_of_an_earlier_number_of_shards_do_not_count(tmp_path, before, now):
+def test_maps_of_an_earlier_number_of_shards_do_not_count(
+    tmp_path: Path, before: int, now: int
+) -> None:
     keep(tmp_path, before)
     keep(tmp_path, now)
     maps = open_results(tmp_path).maps("EdgeMap")
@@ -203,7 +217,7 @@ def test_maps_of_an_earlier_number_of_shards_do_not_count(tmp_path, before, now)
     assert [float(one.max()) for one in open_results(tmp_path).maps("EdgeMap")] == [0, 1, 2, 3, 4]
 
 
-def test_a_file_of_maps_that_is_gone_is_named(tmp_path):
+def test_a_file_of_maps_that_is_gone_is_named(tmp_path: Path) -> None:
     keep(tmp_path, 3)
     (tmp_path / "maps/EdgeMap.2-of-3.npy").unlink()
     with pytest.raises(
@@ -228,7 +242,9 @@ vision_attn.gallery(model, sys.argv[2], ["EdgeMap"], output=sys.argv[3], save="m
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_explains_no_photo_twice(model, models, folder, tmp_path):
+def test_a_killed_run_goes_on_and_explains_no_photo_twice(
+    model: Model, models: Callable[[str], str], folder: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     words = [sys.executable, "-c", KILLED, models("vit"), str(folder), str(out), "3"]
     killed = subprocess.run(words, capture_output=True)
@@ -236,10 +252,10 @@ def test_a_killed_run_goes_on_and_explains_no_photo_twice(model, models, folder,
     seen = []
 
     class Counting(Silent):
-        def advance(self, steps=1):
+        def advance(self, steps: int = 1) -> None:
             seen.append(steps)
 
-    more = {"save": "maps", "batch_size": 2, "page": False, "progress": Counting()}
+    more: dict[str, Any] = {"save": "maps", "batch_size": 2, "page": False, "progress": Counting()}
     summary = vision_attn.gallery(model, folder, ["EdgeMap"], output=out, **more)
     assert sum(seen) == 11 - 6
     assert summary.explained == 11
@@ -255,15 +271,21 @@ def test_a_killed_run_goes_on_and_explains_no_photo_twice(model, models, folder,
 class Counted(Silent):
     """How many photos are explained."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
-    def advance(self, steps=1):
+    def advance(self, steps: int = 1) -> None:
         self.count += steps
 
 
-def count(model, folder, out, methods=("EdgeMap",), **more) -> int:
+def count(
+    model: Model,
+    folder: Path,
+    out: Path,
+    methods: tuple[str] | list[str] = ("EdgeMap",),
+    **more: Any,
+) -> int:
     """Explain what is missing; return how many photos were explained now."""
     counted = Counted()
     given = {"save": "maps", "batch_size": 2, "page": False, "progress": counted, **more}
@@ -271,7 +293,9 @@ def count(model, folder, out, methods=("EdgeMap",), **more) -> int:
     return counted.count
 
 
-def test_what_a_row_depends_on_computes_it_again(model, folder, tmp_path):
+def test_what_a_row_depends_on_computes_it_again(
+    model: Model, folder: Path, tmp_path: Path
+) -> None:
     out, photos = tmp_path / "out", sorted(folder.rglob("*.png"))
     assert count(model, folder, out) == 11
     assert count(model, folder, out) == 0
@@ -281,7 +305,7 @@ def test_what_a_row_depends_on_computes_it_again(model, folder, tmp_path):
     np.testing.assert_array_equal(first, second)
     assert count(model, folder, out, ["EdgeMap", "RandomMap"]) == 11  # of the other method alone
     assert count(model, folder, out) == 0
-    other = replace(model, preprocess=replace(model.preprocess, mean=(0.1, 0.2, 0.3)))
+    other = replace(model, preprocess=replace(cast(Any, model.preprocess), mean=(0.1, 0.2, 0.3)))
     assert count(other, folder, out) == 11
     photos[3].unlink()
     assert count(other, folder, out) == 0
@@ -291,15 +315,15 @@ def test_what_a_row_depends_on_computes_it_again(model, folder, tmp_path):
     assert count(other, folder, out) == 10
 
 
-def test_another_question_continues_no_old_rows(model, folder, tmp_path):
+def test_another_question_continues_no_old_rows(model: Model, folder: Path, tmp_path: Path) -> None:
     """Another class, contrast, function or part of the output; of methods that explain one."""
     out, methods = tmp_path / "out", ["GradCAM", "EdgeMap"]
     weights = torch.arange(len(model.classes), dtype=torch.float32)
 
-    def weighted(by):
+    def weighted(by: float) -> Callable[..., Any]:
         return lambda output: output @ (by * weights)
 
-    def asked(**question) -> int:
+    def asked(**question: Any) -> int:
         return count(model, folder, out, methods, **question)
 
     for question in (
@@ -319,7 +343,9 @@ def test_another_question_continues_no_old_rows(model, folder, tmp_path):
     assert columns[0][0].key != columns[1][0].key
 
 
-def test_only_the_methods_that_are_missing_run(model, folder, tmp_path, monkeypatch):
+def test_only_the_methods_that_are_missing_run(
+    model: Model, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     count(model, folder, out, ["EdgeMap", "RandomMap"])
     (out / "maps/RandomMap.1-of-1.npy").unlink()
@@ -329,7 +355,9 @@ def test_only_the_methods_that_are_missing_run(model, folder, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("what", ["lost", "cut", "a byte"])
-def test_maps_that_are_lost_cut_or_damaged_are_computed_again(model, folder, tmp_path, what):
+def test_maps_that_are_lost_cut_or_damaged_are_computed_again(
+    model: Model, folder: Path, tmp_path: Path, what: str
+) -> None:
     out = tmp_path / "out"
     count(model, folder, out)
     whole = np.stack(open_results(out).maps("EdgeMap"))
@@ -350,7 +378,9 @@ def test_maps_that_are_lost_cut_or_damaged_are_computed_again(model, folder, tmp
     np.testing.assert_array_equal(np.stack(open_results(out).maps("EdgeMap")), whole)
 
 
-def test_the_list_of_photos_is_that_of_the_first_shard(model, folder, tmp_path):
+def test_the_list_of_photos_is_that_of_the_first_shard(
+    model: Model, folder: Path, tmp_path: Path
+) -> None:
     """A photo that came later is named and left out, one that is gone is one failed photo."""
     out, photos = tmp_path / "out", sorted(folder.rglob("*.png"))
 
@@ -378,11 +408,13 @@ def test_the_list_of_photos_is_that_of_the_first_shard(model, folder, tmp_path):
     assert files == sorted(map(str, folder.rglob("*.png")))
 
 
-def test_the_photos_of_another_folder_begin_a_new_list(model, folder, tmp_path):
+def test_the_photos_of_another_folder_begin_a_new_list(
+    model: Model, folder: Path, tmp_path: Path
+) -> None:
     out, other = tmp_path / "out", tmp_path / "other"
     other.mkdir()
     Image.new("RGB", (40, 30)).save(other / "a.png")
-    given = {"output": out, "save": "none", "page": False}
+    given: dict[str, Any] = {"output": out, "save": "none", "page": False}
     vision_attn.gallery(model, folder, ["EdgeMap"], shard=(1, 2), **given)
     for number in (1, 2):
         summary = vision_attn.gallery(model, other, ["EdgeMap"], shard=(number, 2), **given)
@@ -391,7 +423,9 @@ def test_the_photos_of_another_folder_begin_a_new_list(model, folder, tmp_path):
     assert [row["file"] for row in open_results(out)] == [str(other / "a.png")]
 
 
-def test_a_photo_that_cannot_be_read_costs_itself_and_has_no_map(model, folder, tmp_path):
+def test_a_photo_that_cannot_be_read_costs_itself_and_has_no_map(
+    model: Model, folder: Path, tmp_path: Path
+) -> None:
     (folder / "none" / "05.png").write_text("no image")
     summary = run(model, folder, tmp_path / "out")
     assert (summary.photos, summary.explained) == (11, 10)
@@ -405,7 +439,9 @@ def test_a_photo_that_cannot_be_read_costs_itself_and_has_no_map(model, folder, 
 
 
 @pytest.mark.slow
-def test_pictures_drawn_later_are_those_drawn_at_once(model, folder, tmp_path):
+def test_pictures_drawn_later_are_those_drawn_at_once(
+    model: Model, folder: Path, tmp_path: Path
+) -> None:
     run(model, folder, tmp_path / "out")
     drawn = vision_attn.draw_pictures(tmp_path / "out", ["collie", "tabby"], ["EdgeMap", "Rollout"])
     assert not drawn.problems
@@ -428,7 +464,9 @@ def test_pictures_drawn_later_are_those_drawn_at_once(model, folder, tmp_path):
         assert abs(difference).mean() < 0.5, picture.name
 
 
-def test_classes_of_one_name_are_drawn_into_folders_of_their_own(model, folder, tmp_path):
+def test_classes_of_one_name_are_drawn_into_folders_of_their_own(
+    model: Model, folder: Path, tmp_path: Path
+) -> None:
     names = ["crane, tabby", "Crane, collie", *model.classes[2:]]
     out = tmp_path / "out"
     run(replace(model, classes=names), folder, out)
@@ -442,7 +480,9 @@ def test_classes_of_one_name_are_drawn_into_folders_of_their_own(model, folder, 
 
 
 @pytest.mark.slow
-def test_the_command_and_its_errors(models, folder, tmp_path, capsys):
+def test_the_command_and_its_errors(
+    models: Callable[[str], str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = str(tmp_path / "out")
     words = ["explain", models("vit"), str(folder), "--device", "cpu", "-o", out]
     assert main([*words, "--save", "maps", "--method", "EdgeMap", "--page"]) == 0
@@ -472,7 +512,9 @@ def test_the_command_and_its_errors(models, folder, tmp_path, capsys):
     assert "no maps were kept: explain --save maps (or both) keeps them" in capsys.readouterr().err
 
 
-def test_both_keeps_maps_and_draws_pictures_without_an_array_each(model, folder, tmp_path):
+def test_both_keeps_maps_and_draws_pictures_without_an_array_each(
+    model: Model, folder: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     vision_attn.gallery(model, folder, ["EdgeMap"], output=out, save="both", page=True)
     assert len(list(out.glob("*.EdgeMap.png"))) == 11
@@ -482,17 +524,17 @@ def test_both_keeps_maps_and_draws_pictures_without_an_array_each(model, folder,
     assert f'"{row["picture"]}"' in (out / "page/records-0.js").read_text()
 
 
-def test_maps_of_pictures_are_read_back_too(model, folder, tmp_path):
+def test_maps_of_pictures_are_read_back_too(model: Model, folder: Path, tmp_path: Path) -> None:
     vision_attn.gallery(model, folder, ["Rollout"], output=tmp_path / "out", page=False)
     results = open_results(tmp_path / "out")
     expected = explain(model, sorted(folder.rglob("*.png"))[3], ["Rollout"])
     np.testing.assert_allclose(results.map(3), expected[0].values, rtol=1e-6)
 
 
-def test_no_results_and_no_maps_are_said(model, folder, tmp_path):
+def test_no_results_and_no_maps_are_said(model: Model, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no results in this folder: expected what explain or sco"):
         open_results(tmp_path)
-    given = {"output": tmp_path / "out", "page": False}
+    given: dict[str, Any] = {"output": tmp_path / "out", "page": False}
     vision_attn.gallery(model, folder, ["EdgeMap"], shard=(1, 2), save="none", **given)
     with pytest.raises(ValueError, match="1 shards are not finished: run the same command until"):
         open_results(tmp_path / "out")
@@ -504,10 +546,12 @@ def test_no_results_and_no_maps_are_said(model, folder, tmp_path):
         results.maps("Rollout")
 
 
-def test_what_an_explanation_saves_is_opened_too(model, folder, tmp_path):
+def test_what_an_explanation_saves_is_opened_too(
+    model: Model, folder: Path, tmp_path: Path
+) -> None:
     photos = sorted(folder.rglob("*.png"))[:2]
     with Image.open(photos[0]) as first, Image.open(photos[1]) as second:
-        images = [first.convert("RGB"), second.convert("RGB"), str(photos[1])]
+        images: list[Any] = [first.convert("RGB"), second.convert("RGB"), str(photos[1])]
         found = explain(model, images, ["EdgeMap", "Rollout"])
     found.save(tmp_path / "out")
     results = open_results(tmp_path / "out")
@@ -516,11 +560,14 @@ def test_what_an_explanation_saves_is_opened_too(model, folder, tmp_path):
     assert [row["file"] for row in results][-1] == str(photos[1])
 
 
-def test_records_edited_by_hand_find_no_map_of_another_photo(model, folder, tmp_path):
+def test_records_edited_by_hand_find_no_map_of_another_photo(
+    model: Model, folder: Path, tmp_path: Path
+) -> None:
     run(model, folder, tmp_path / "out")
     results = open_results(tmp_path / "out")
     row = results[4]
     values = results.map(4)
+    edited: dict[str, Any]
     for edited in ({"row": -1}, {"row": 3}, {"predicted": "dog"}):
         np.testing.assert_array_equal(results.map(row | edited), values)
     for edited in ({"file": "no.png"}, {"method": "Rolout"}, {"options": {}}, {"file": 3}):
@@ -533,7 +580,9 @@ def test_records_edited_by_hand_find_no_map_of_another_photo(model, folder, tmp_
     assert results[4] == row  # the lines are an export
 
 
-def test_pictures_are_drawn_over_the_photo_that_was_explained(model, folder, tmp_path, monkeypatch):
+def test_pictures_are_drawn_over_the_photo_that_was_explained(
+    model: Model, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another photo of the same relative name is not drawn on."""
     monkeypatch.chdir(folder.parent)
     run(model, "in", "out")
@@ -556,7 +605,7 @@ def test_pictures_are_drawn_over_the_photo_that_was_explained(model, folder, tmp
     )
 
 
-def test_a_full_disk_stops_with_a_line(model, folder, full_disk):
+def test_a_full_disk_stops_with_a_line(model: Model, folder: Path, full_disk: Path) -> None:
     (full_disk / "a.txt").write_bytes(b"x" * (65_536 - 40_000))
     with pytest.raises(OSError, match=r"cannot be written \(No space left on device\): free space"):
         count(model, folder, full_disk, [f"EdgeMap(cells={i})" for i in range(20, 40)])
@@ -566,7 +615,7 @@ def test_a_full_disk_stops_with_a_line(model, folder, full_disk):
         assert not np.isnan(results.map(0)).any()
 
 
-def test_parquet_holds_the_records(model, folder, tmp_path):
+def test_parquet_holds_the_records(model: Model, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'vision-attn[parquet]'")
     run(model, folder, tmp_path / "out")
     results = open_results(tmp_path / "out")
@@ -579,7 +628,9 @@ def test_parquet_holds_the_records(model, folder, tmp_path):
         }
 
 
-def test_without_pyarrow_there_are_lines_and_a_hint(model, folder, tmp_path, monkeypatch):
+def test_without_pyarrow_there_are_lines_and_a_hint(
+    model: Model, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setattr("vision_attn.runs.parquet.find_spec", lambda name: None)
     run(model, folder, tmp_path / "out")
@@ -588,7 +639,7 @@ def test_without_pyarrow_there_are_lines_and_a_hint(model, folder, tmp_path, mon
         open_results(tmp_path / "out").table()
 
 
-def test_a_folder_of_scores_opens_too(model, folder, tmp_path):
+def test_a_folder_of_scores_opens_too(model: Model, folder: Path, tmp_path: Path) -> None:
     vision_attn.score(
         model, folder, "EdgeMap", limit=3, steps=2, processes=1, output=tmp_path / "out"
     )
@@ -597,20 +648,22 @@ def test_a_folder_of_scores_opens_too(model, folder, tmp_path):
     assert len([m for m, _ in kinds if m == "EdgeMap"]) == 3
 
 
-def test_the_python_of_the_page_runs(model, folder, tmp_path, monkeypatch):
+def test_the_python_of_the_page_runs(
+    model: Model, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = Path(__file__).parents[2] / "docs/large_data.md"
     monkeypatch.chdir(tmp_path)
     vision_attn.gallery(model, folder, output="outputs/explain", save="maps", page=False)
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    names: dict = {}
+    names: dict[str, Any] = {}
     exec(compile(block, page.name, "exec"), names)
     assert len(names["maps"]) == 11
     assert (tmp_path / "outputs/explain/pictures/collie/index.html").is_file()
 
 
 def test_results_move_with_their_photos_named_from_where_they_were_made(
-    model, folder, tmp_path, monkeypatch
-):
+    model: Model, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder.parent)
     vision_attn.gallery(model, "in/collie", ["EdgeMap"], output="out", save="maps", page=False)
     os.chdir("/")
@@ -624,7 +677,9 @@ def test_results_move_with_their_photos_named_from_where_they_were_made(
         (r"D:\photos\a cat\50%.png", "file:///D:/photos/a%20cat/50%25.png"),
     ],
 )
-def test_the_page_links_photos_on_windows_and_on_another_drive(monkeypatch, file, link):
+def test_the_page_links_photos_on_windows_and_on_another_drive(
+    monkeypatch: pytest.MonkeyPatch, file: str, link: str
+) -> None:
     monkeypatch.setattr(browsing, "os", SimpleNamespace(path=ntpath))
     monkeypatch.setattr(browsing, "Path", PureWindowsPath)
     assert browsing._thumb(Path(r"C:\out"), [{"file": file}]).link == link

@@ -15,12 +15,12 @@ def names_of(*paths: str, folder: str | None = None) -> list[str]:
     return file_names([Path(path) for path in paths], None if folder is None else Path(folder))
 
 
-def test_a_stem_is_enough_where_it_is_the_only_one():
+def test_a_stem_is_enough_where_it_is_the_only_one() -> None:
     assert names_of("/x/a.png", "/y/b.c.jpg") == ["a", "b.c"]
     assert names_of("/x/a.png", "/x/a.jpg") == ["a.png", "a.jpg"]
 
 
-def test_paths_that_hyphens_make_alike_are_told_apart():
+def test_paths_that_hyphens_make_alike_are_told_apart() -> None:
     """As many files as it takes for both to be written with all of their folders."""
     paths = ["/r/a-b/c/x.png", "/r/a/b-c/x.png", "/r/q/c/x.png", "/r/q/b-c/x.png", "/r/s/b-c/x.png"]
     names = names_of(*paths)
@@ -45,7 +45,7 @@ def test_paths_that_hyphens_make_alike_are_told_apart():
         ("image", "image"),
     ],
 )
-def test_names_that_are_alike_but_for_how_they_are_written(one, other):
+def test_names_that_are_alike_but_for_how_they_are_written(one: str, other: str) -> None:
     names = names_of(one, other)
     assert folded(names[0]) != folded(names[1])
     assert [name.count("/") for name in names] == [0, 0]
@@ -56,7 +56,7 @@ part = st.text(st.sampled_from("aAbé-.é"), min_size=1, max_size=3).filter(lamb
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(part, min_size=1, max_size=4), min_size=2, max_size=9))
-def test_no_two_names_are_ever_alike(paths):
+def test_no_two_names_are_ever_alike(paths: list[list[str]]) -> None:
     files = [Path("/", *parts) for parts in paths]
     for folder in (None, Path("/"), Path("/a")):
         names = file_names(files, folder)
@@ -66,7 +66,7 @@ def test_no_two_names_are_ever_alike(paths):
             assert not any(stem.startswith(f"{folded(name)}.") for stem in inside)
 
 
-def test_no_picture_has_the_name_of_a_photo_beside_it():
+def test_no_picture_has_the_name_of_a_photo_beside_it() -> None:
     photos = ["/x/a.png", "/x/a.Rollout.png", "/x/b.png", "/y/b.Rollout.png", "/x/A.png.grid.jpg"]
     names = names_of(*photos, folder="/x")
     written = {
@@ -77,7 +77,7 @@ def test_no_picture_has_the_name_of_a_photo_beside_it():
     assert names_of(*photos, folder="/elsewhere")[0] == "a"
 
 
-def test_names_that_are_too_long_are_cut_and_still_differ():
+def test_names_that_are_too_long_are_cut_and_still_differ() -> None:
     long = "é" * 120
     names = names_of(f"/x/{long}1.png", f"/x/{long}2.png", f"/{long}/{long}1.png")
     assert len(set(names)) == 3
@@ -93,7 +93,7 @@ METHODS = [
 ]  # fmt: skip
 
 
-def test_two_methods_have_two_labels():
+def test_two_methods_have_two_labels() -> None:
     labels = [label(str(method)) for method in METHODS]
     assert len({folded(one) for one in labels}) == len(METHODS)
     for text in labels:

@@ -1,9 +1,12 @@
 """Features of patches: cosines and principal components."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from sklearn.decomposition import PCA
 from torch import nn
 from torchvision.transforms import ToTensor
@@ -11,18 +14,19 @@ from torchvision.transforms import ToTensor
 import vision_attn
 from vision_attn.hub import load_model
 from vision_attn.runs.patches import components_of, layer_features, patch_features
+from vision_attn.types import Model
 
 RNG = np.random.default_rng(0)
 PHOTOS = [RNG.integers(0, 256, (97, 131, 3), dtype=np.uint8) for _ in range(3)]
 
 
 @pytest.fixture(scope="module")
-def encoder():
+def encoder() -> Model:
     torch.manual_seed(0)
     return load_model("timm:test_vit", pretrained=False, num_classes=0, image_size=(48, 80))
 
 
-def of_timm(model, photos):
+def of_timm(model: Model, photos: list[np.ndarray]) -> Any:
     """The final tokens of timm, without the class token, by rows."""
     inputs = torch.stack([model.preprocess(vision_image(photo)) for photo in photos])
     with torch.no_grad():
@@ -30,13 +34,13 @@ def of_timm(model, photos):
     return tokens  # b n d
 
 
-def vision_image(photo):
+def vision_image(photo: np.ndarray) -> Image.Image:
     from PIL import Image
 
     return Image.fromarray(photo)
 
 
-def test_the_features_are_those_of_the_final_norm(encoder):
+def test_the_features_are_those_of_the_final_norm(encoder: Model) -> None:
     inputs = torch.randn(2, 3, 48, 80)
     with torch.no_grad():
         expected = encoder.network.forward_features(inputs)[:, 1:].mT.unflatten(-1, (3, 5))
@@ -47,7 +51,7 @@ def test_the_features_are_those_of_the_final_norm(encoder):
     torch.testing.assert_close(named, blocks)
 
 
-def test_a_cnn_has_its_last_map():
+def test_a_cnn_has_its_last_map() -> None:
     network = timm.create_model("test_resnet", num_classes=5).eval()
     model = vision_attn.wrap(network, lambda image: ToTensor()(image.resize((96, 64))))
     images = torch.randn(2, 3, 64, 96)
@@ -56,7 +60,7 @@ def test_a_cnn_has_its_last_map():
     torch.testing.assert_close(patch_features(model, images), expected)
 
 
-def test_cosines_by_hand(encoder):
+def test_cosines_by_hand(encoder: Model) -> None:
     tokens = of_timm(encoder, PHOTOS[:2])
     unit = tokens / tokens.norm(dim=-1, keepdim=True)
     own = (unit[0] @ unit[0, 7]).view(3, 5)  # row 1, column 2
@@ -70,7 +74,7 @@ def test_cosines_by_hand(encoder):
     assert on_photo.shape == (97, 131)
 
 
-def test_components_are_those_of_scikit_learn(encoder):
+def test_components_are_those_of_scikit_learn(encoder: Model) -> None:
     found = vision_attn.patch_components(encoder, PHOTOS, k=4)
     rows = of_timm(encoder, PHOTOS).flatten(0, 1).double().numpy()
     pca = PCA(4, svd_solver="full").fit(rows)
@@ -95,7 +99,7 @@ def test_components_are_those_of_scikit_learn(encoder):
     assert (found.directions.gather(1, found.directions.abs().argmax(1, keepdim=True)) > 0).all()
 
 
-def test_two_runs_agree_and_colours_are_of_all_photos_alike(encoder):
+def test_two_runs_agree_and_colours_are_of_all_photos_alike(encoder: Model) -> None:
     first, again = (vision_attn.patch_components(encoder, PHOTOS) for _ in range(2))
     assert torch.equal(first.scores, again.scores)
     colours = first.colors()
@@ -111,7 +115,7 @@ def test_two_runs_agree_and_colours_are_of_all_photos_alike(encoder):
         one.colors()
 
 
-def test_what_is_not_there_gets_one_line(encoder):
+def test_what_is_not_there_gets_one_line(encoder: Model) -> None:
     with pytest.raises(
         ValueError, match=r"pixel \(x, y\) = \(80, 3\) is outside the image of 80x48"
     ):
@@ -132,7 +136,9 @@ def test_what_is_not_there_gets_one_line(encoder):
         vision_attn.patch_components(flat, PHOTOS[0])
 
 
-def blob(photos=2, d=7, rows=11, columns=13):
+def blob(
+    photos: int = 2, d: int = 7, rows: int = 11, columns: int = 13
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Features of an object in the middle, whose channels vary, on a background that hardly does."""
     rng = np.random.default_rng(5)
     features = 0.1 * rng.normal(size=(photos, d, rows, columns))
@@ -142,7 +148,7 @@ def blob(photos=2, d=7, rows=11, columns=13):
     return torch.from_numpy(features), torch.from_numpy(inside)
 
 
-def least_variance(values):
+def least_variance(values: Any) -> Any:
     """Every cut, by hand: the two sides that vary least."""
     ordered = np.sort(values)
     cuts = [
@@ -153,7 +159,7 @@ def least_variance(values):
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_background_is_split_off_by_the_first_component(sign):
+def test_the_background_is_split_off_by_the_first_component(sign: int) -> None:
     features, inside = blob()
     found = components_of(sign * features, split_background=True)
     assert torch.equal(found.foreground, inside)
@@ -175,7 +181,7 @@ def test_the_background_is_split_off_by_the_first_component(sign):
     np.testing.assert_allclose(colors[0, 4, 5], ((spread + 1) / 2).clamp(0, 1), rtol=1e-5)
 
 
-def test_without_a_split_all_is_foreground(encoder):
+def test_without_a_split_all_is_foreground(encoder: Model) -> None:
     assert vision_attn.patch_components(encoder, PHOTOS).foreground.all()
     split = vision_attn.patch_components(encoder, PHOTOS, split_background=True)
     assert 0 < split.foreground.sum() < split.foreground.numel()
@@ -185,7 +191,7 @@ def test_without_a_split_all_is_foreground(encoder):
         vision_attn.patch_components(encoder, [])
 
 
-def test_layers_are_blocks_and_the_last_norm(encoder):
+def test_layers_are_blocks_and_the_last_norm(encoder: Model) -> None:
     inputs = torch.randn(2, 3, 48, 80)
     found = layer_features(encoder, inputs)
     assert list(found) == [*(f"blocks.{at}" for at in range(6)), "norm"]
@@ -194,6 +200,7 @@ def test_layers_are_blocks_and_the_last_norm(encoder):
     assert list(layer_features(encoder, inputs, most=3)) == ["blocks.0", "blocks.3", "norm"]
     compact = vision_attn.load_model("vision_attn:compact_vit_imagenette")  # pooled by attention
     inputs = torch.randn(1, 3, *compact.preprocess.input_size)
+    assert compact.layout is not None
     assert patch_features(compact, inputs).shape[2:] == compact.layout.grid
     names = list(layer_features(compact, inputs))
     assert all(name.startswith(("blocks.", "norm")) for name in names)

@@ -1,5 +1,8 @@
 """Explained similarity of two photos against sums over every pair; the nearest photos of a folder."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import timm
@@ -11,20 +14,21 @@ import vision_attn
 from vision_attn.hub import load_model
 from vision_attn.runs.progress import Silent
 from vision_attn.runs.similarity import PhotoSimilarity
+from vision_attn.types import Model
 
 RNG = np.random.default_rng(0)
-PHOTOS = [RNG.integers(0, 256, (97, 131, 3), dtype=np.uint8) for _ in range(2)]
+PHOTOS: Any = [RNG.integers(0, 256, (97, 131, 3), dtype=np.uint8) for _ in range(2)]
 
 
 @pytest.fixture(scope="module")
-def encoder():
+def encoder() -> Model:
     torch.manual_seed(0)
     model = load_model("timm:test_vit", pretrained=False, num_classes=0, image_size=(48, 80))
     model.network.double()
     return model
 
 
-def pairs_by_hand(first, second):
+def pairs_by_hand(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """What each pair of patches adds, in loops: (n d) and (m d) to (n, m)."""
     size = np.linalg.norm(np.mean(first, axis=0)) * np.linalg.norm(np.mean(second, axis=0))
     return np.array(
@@ -32,13 +36,13 @@ def pairs_by_hand(first, second):
     )
 
 
-def test_parts_are_those_of_every_pair():
+def test_parts_are_those_of_every_pair() -> None:
     first, second = torch.randn(7, 3, 5).double(), torch.randn(7, 2, 11).double() + 0.3
     found = PhotoSimilarity.of(first, second)
     pairs = pairs_by_hand(first.flatten(1).mT.numpy(), second.flatten(1).mT.numpy())
     assert found.cosine == pytest.approx(pairs.sum(), rel=1e-12)
-    mean = [each.mean((1, 2)) for each in (first, second)]
-    assert found.cosine == pytest.approx(float(torch.cosine_similarity(*mean, dim=0)), rel=1e-12)
+    means = first.mean((1, 2)), second.mean((1, 2))
+    assert found.cosine == pytest.approx(float(torch.cosine_similarity(*means, dim=0)), rel=1e-12)
     np.testing.assert_allclose(found.maps[0], pairs.sum(1).reshape(3, 5), atol=1e-14)
     np.testing.assert_allclose(found.maps[1], pairs.sum(0).reshape(2, 11), atol=1e-14)
     row = found.row((0.3, 0.9))  # column 1, row 2 of 3x5
@@ -50,7 +54,7 @@ def test_parts_are_those_of_every_pair():
         found.row((1.5, 0.0))
 
 
-def test_of_a_network_with_a_class_token_the_patches_are_compared(encoder):
+def test_of_a_network_with_a_class_token_the_patches_are_compared(encoder: Model) -> None:
     found = vision_attn.photo_similarity(encoder, *PHOTOS)
     inputs = torch.stack([encoder.preprocess(Image.fromarray(photo)) for photo in PHOTOS]).double()
     with torch.no_grad():
@@ -61,13 +65,14 @@ def test_of_a_network_with_a_class_token_the_patches_are_compared(encoder):
     np.testing.assert_allclose(found.maps[1].flatten(), pairs.sum(0), atol=1e-12)
     own = float(torch.cosine_similarity(tokens[:1, 0], tokens[1:, 0]))
     assert found.embedding == pytest.approx(own, abs=1e-12)
+    assert found.embedding is not None
     assert abs(found.embedding - found.cosine) > 1e-6
-    block = vision_attn.photo_similarity(encoder, *PHOTOS, layer="blocks.2")
+    block = vision_attn.photo_similarity(encoder, PHOTOS[0], PHOTOS[1], layer="blocks.2")
     assert block.cosine != found.cosine
     assert repr(found) == f"PhotoSimilarity(cosine={found.cosine:.4f}, embedding={own:.4f})"
 
 
-def test_where_the_embedding_is_the_mean_both_are_one():
+def test_where_the_embedding_is_the_mean_both_are_one() -> None:
     network = timm.create_model("test_resnet", num_classes=0).eval().double()
     transform = lambda image: ToTensor()(image.resize((96, 64))).double()  # noqa: E731
     found = vision_attn.photo_similarity(vision_attn.wrap(network, transform, classes=()), *PHOTOS)
@@ -77,7 +82,7 @@ def test_where_the_embedding_is_the_mean_both_are_one():
     assert vision_attn.photo_similarity(model, *PHOTOS).embedding is None
 
 
-def test_the_nearest_are_those_of_highest_cosine(encoder, tmp_path):
+def test_the_nearest_are_those_of_highest_cosine(encoder: Model, tmp_path: Path) -> None:
     files = []
     for at in range(7):
         shade = np.linspace(0, 40 * at, 131)[None, :, None] % 256

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,14 +29,16 @@ def a_map(seed: int, shape: tuple[int, int] = (3, 5)) -> np.ndarray:
     return np.random.default_rng(seed).random(shape, dtype=np.float32)
 
 
-def rows(column: Column = ROLLOUT, numbers=range(7), content: int = 0) -> list[StoreRow]:
+def rows(
+    column: Column = ROLLOUT, numbers: range | list[int] = range(7), content: int = 0
+) -> list[StoreRow]:
     return [
         StoreRow(column, NAMES[i], {"place": i, "word": "é\udcff"}, content, a_map(i))
         for i in numbers
     ]
 
 
-def fill(folder: Path, **more) -> None:
+def fill(folder: Path, **more: Any) -> None:
     with Store(folder, wanted=[ROLLOUT], **more) as store:
         store.add(rows())
 
@@ -61,7 +64,7 @@ def _number(name: str) -> int:
     return sample_number(name)
 
 
-def test_rows_and_maps_are_read_back(tmp_path):
+def test_rows_and_maps_are_read_back(tmp_path: Path) -> None:
     fill(tmp_path)
     assert_whole(tmp_path)
     with ShardFile(tmp_path) as shard:
@@ -73,7 +76,7 @@ def test_rows_and_maps_are_read_back(tmp_path):
 
 
 @pytest.mark.parametrize("half", [True, False])
-def test_float32_maps_are_kept_to_the_bit_and_float16_to_eleven(tmp_path, half):
+def test_float32_maps_are_kept_to_the_bit_and_float16_to_eleven(tmp_path: Path, half: bool) -> None:
     values = a_map(3) * np.float32(1e-7)
     with Store(tmp_path, wanted=[ROLLOUT], half=half) as store:
         store.add([StoreRow(ROLLOUT, "a", {}, map=values)])
@@ -91,7 +94,9 @@ def test_float32_maps_are_kept_to_the_bit_and_float16_to_eleven(tmp_path, half):
         np.zeros(35),
     ],
 )
-def test_float16_with_a_power_of_two_holds_maps_of_any_size(values):
+def test_float16_with_a_power_of_two_holds_maps_of_any_size(
+    values: np.ndarray,
+) -> None:
     values = values.reshape(5, 7).astype(np.float32)
     half, exponent = packed(values)
     largest = float(abs(values).max())
@@ -108,7 +113,7 @@ def test_float16_with_a_power_of_two_holds_maps_of_any_size(values):
         Column("sanity", "Rollout", {"target": None}),
     ],
 )
-def test_rows_of_other_settings_are_not_taken_for_these(tmp_path, other):
+def test_rows_of_other_settings_are_not_taken_for_these(tmp_path: Path, other: Column) -> None:
     fill(tmp_path)
     with Store(tmp_path, wanted=[other]) as store:
         assert not store.has(other, NAMES).any()
@@ -116,7 +121,7 @@ def test_rows_of_other_settings_are_not_taken_for_these(tmp_path, other):
     assert not list((tmp_path / "maps").iterdir())
 
 
-def test_rows_of_other_columns_are_kept_where_that_is_wanted(tmp_path):
+def test_rows_of_other_columns_are_kept_where_that_is_wanted(tmp_path: Path) -> None:
     fill(tmp_path)
     with Store(tmp_path, wanted=[EDGES], keeps_others=True) as store:
         store.add(rows(EDGES))
@@ -125,7 +130,9 @@ def test_rows_of_other_columns_are_kept_where_that_is_wanted(tmp_path):
     assert_whole(tmp_path, EDGES)
 
 
-def test_another_version_of_the_package_computes_again(tmp_path, monkeypatch):
+def test_another_version_of_the_package_computes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(tmp_path)
     monkeypatch.setattr("vision_attn.runs.shard.__version__", "999")
     fresh = Column("map", "Rollout", {"target": None})
@@ -133,7 +140,7 @@ def test_another_version_of_the_package_computes_again(tmp_path, monkeypatch):
         assert not store.has(fresh, NAMES).any()
 
 
-def test_a_photo_of_other_bytes_or_another_time_has_another_content(tmp_path):
+def test_a_photo_of_other_bytes_or_another_time_has_another_content(tmp_path: Path) -> None:
     photo = tmp_path / "a.png"
     photo.write_bytes(b"abc")
     first = file_stamp(photo)
@@ -152,7 +159,7 @@ def test_a_photo_of_other_bytes_or_another_time_has_another_content(tmp_path):
     assert (number >> 32) & 0xFFFFFFFF == 0xFFFFFFFF
 
 
-def test_the_slot_of_a_removed_row_is_written_again(tmp_path):
+def test_the_slot_of_a_removed_row_is_written_again(tmp_path: Path) -> None:
     fill(tmp_path)
     with Store(tmp_path, wanted=[ROLLOUT]) as store:
         store.remove(store.find(ROLLOUT, np.array([_number(NAMES[2])]))[0])
@@ -188,7 +195,7 @@ kept.close()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2, 5, 8, 11])
-def test_a_kill_leaves_whole_rows_only_and_the_rest_is_missing(tmp_path, step):
+def test_a_kill_leaves_whole_rows_only_and_the_rest_is_missing(tmp_path: Path, step: int) -> None:
     words = [sys.executable, "-c", KILLED, str(tmp_path), str(step), str(Path(__file__).parent)]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -199,7 +206,7 @@ def test_a_kill_leaves_whole_rows_only_and_the_rest_is_missing(tmp_path, step):
     assert_whole(tmp_path)
 
 
-def test_rows_that_were_not_committed_are_not_there(tmp_path):
+def test_rows_that_were_not_committed_are_not_there(tmp_path: Path) -> None:
     store = Store(tmp_path, wanted=[ROLLOUT])
     store.add(rows(numbers=[0]))
     store.commit()
@@ -218,7 +225,7 @@ def change(path: Path, offset: int, byte: int = 0xFF) -> None:
 
 
 @pytest.mark.slow
-def test_every_byte_of_a_store_that_is_damaged_costs_its_rows_only(tmp_path):
+def test_every_byte_of_a_store_that_is_damaged_costs_its_rows_only(tmp_path: Path) -> None:
     """Whatever byte is turned, no row is read wrongly: it is whole, or computed again."""
     fill(tmp_path)
     rng = np.random.default_rng(0)
@@ -238,7 +245,7 @@ def test_every_byte_of_a_store_that_is_damaged_costs_its_rows_only(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["lost", "cut", "another shape"])
-def test_maps_that_are_lost_or_cut_are_computed_again(tmp_path, what):
+def test_maps_that_are_lost_or_cut_are_computed_again(tmp_path: Path, what: str) -> None:
     fill(tmp_path)
     path = tmp_path / "maps/Rollout.1-of-1.npy"
     if what == "lost":
@@ -250,7 +257,7 @@ def test_maps_that_are_lost_or_cut_are_computed_again(tmp_path, what):
     assert missing(tmp_path) == ([4, 5, 6] if what == "cut" else list(range(7)))
 
 
-def test_a_damaged_shard_of_others_is_named_with_its_repair(tmp_path):
+def test_a_damaged_shard_of_others_is_named_with_its_repair(tmp_path: Path) -> None:
     for number in (1, 2):
         with Store(tmp_path, (number, 2), wanted=[ROLLOUT]) as store:
             store.add(rows(numbers=range(number - 1, 7, 2)))
@@ -271,7 +278,7 @@ def test_a_damaged_shard_of_others_is_named_with_its_repair(tmp_path):
             shard.check()
 
 
-def test_a_file_of_many_pages_with_a_lost_page_keeps_the_rows_of_the_others(tmp_path):
+def test_a_file_of_many_pages_with_a_lost_page_keeps_the_rows_of_the_others(tmp_path: Path) -> None:
     names = [f"{i}" for i in range(3000)]
     with Store(tmp_path, wanted=[ROLLOUT]) as store:
         store.add([StoreRow(ROLLOUT, name, {"noise": str(hash(name))}) for name in names])
@@ -308,14 +315,14 @@ def foreign(path: Path, statements: list[str]) -> None:
         [SCHEMA[0], "CREATE VIEW rows AS SELECT * FROM columns", SCHEMA[2]],
     ],
 )
-def test_a_file_with_another_schema_is_not_read(tmp_path, statements):
+def test_a_file_with_another_schema_is_not_read(tmp_path: Path, statements: list[str]) -> None:
     foreign(shard_path(tmp_path, (1, 1)), statements)
     with pytest.raises(DamagedError, match="its tables are not those of the store"):
         ShardFile(tmp_path)
     assert missing(tmp_path) == list(range(7))  # a new one takes its place
 
 
-def test_a_file_that_asks_for_a_write_ahead_log_is_not_opened(tmp_path):
+def test_a_file_that_asks_for_a_write_ahead_log_is_not_opened(tmp_path: Path) -> None:
     fill(tmp_path)
     path = shard_path(tmp_path, (1, 1))
     connection = sqlite3.connect(path)
@@ -326,7 +333,7 @@ def test_a_file_that_asks_for_a_write_ahead_log_is_not_opened(tmp_path):
     assert {p.name for p in path.parent.iterdir()} == {path.name}
 
 
-def test_a_journal_that_names_another_file_removes_nothing(tmp_path):
+def test_a_journal_that_names_another_file_removes_nothing(tmp_path: Path) -> None:
     """SQLite would delete the file that a journal's end names."""
     fill(tmp_path)
     victim = tmp_path / "victim.txt"
@@ -341,7 +348,7 @@ def test_a_journal_that_names_another_file_removes_nothing(tmp_path):
     assert victim.read_text() == "precious"
 
 
-def test_a_later_format_is_said_and_left_alone(tmp_path):
+def test_a_later_format_is_said_and_left_alone(tmp_path: Path) -> None:
     fill(tmp_path)
     path = shard_path(tmp_path, (1, 1))
     connection = sqlite3.connect(path)
@@ -355,7 +362,9 @@ def test_a_later_format_is_said_and_left_alone(tmp_path):
     assert path.read_bytes() == content
 
 
-def test_two_processes_do_not_write_one_file(tmp_path, monkeypatch):
+def test_two_processes_do_not_write_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vision_attn.runs.database.WAIT", 0.1)
     with Store(tmp_path, wanted=[ROLLOUT]) as store:
         store.add(rows(numbers=[0]))
@@ -365,7 +374,7 @@ def test_two_processes_do_not_write_one_file(tmp_path, monkeypatch):
             Store(tmp_path, wanted=[ROLLOUT])
 
 
-def test_a_value_larger_than_the_limit_is_not_read(tmp_path):
+def test_a_value_larger_than_the_limit_is_not_read(tmp_path: Path) -> None:
     path = shard_path(tmp_path, (1, 1))
     fill(tmp_path)
     connection = sqlite3.connect(path)
@@ -375,7 +384,7 @@ def test_a_value_larger_than_the_limit_is_not_read(tmp_path):
     assert 2 in missing(tmp_path)
 
 
-def test_maps_of_two_sizes_are_refused(tmp_path):
+def test_maps_of_two_sizes_are_refused(tmp_path: Path) -> None:
     with Store(tmp_path, wanted=[ROLLOUT]) as store:
         store.add(rows(numbers=[0]))
         other = StoreRow(ROLLOUT, "b", {}, map=a_map(0, (5, 3)))
@@ -385,12 +394,12 @@ def test_maps_of_two_sizes_are_refused(tmp_path):
     assert_whole(tmp_path)
 
 
-def test_a_full_disk_stops_with_a_line_and_loses_nothing(full_disk):
+def test_a_full_disk_stops_with_a_line_and_loses_nothing(full_disk: Path) -> None:
     one, names = np.ones((32, 32), np.float32), [f"{i}" for i in range(64)]
     (full_disk / "a.txt").write_bytes(bytes(16_384))
     store = Store(full_disk, wanted=[EDGES])
 
-    def add(some):
+    def add(some: list[str]) -> None:
         for name in some:
             store.add([StoreRow(EDGES, name, {}, map=one)])
             store.commit()
@@ -406,10 +415,12 @@ def test_a_full_disk_stops_with_a_line_and_loses_nothing(full_disk):
         assert all((store.map(row_id) == 1).all() for row_id in store.index.ids)
 
 
-def test_what_cannot_be_added_leaves_what_was_added_before(tmp_path, monkeypatch):
+def test_what_cannot_be_added_leaves_what_was_added_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = MapFile._write_at
 
-    def full(self, offset, content):
+    def full(self: Any, offset: Any, content: Any) -> None:
         if offset > 128 + 30:
             raise OSError(28, "No space left on device")
         write(self, offset, content)
@@ -425,13 +436,13 @@ def test_what_cannot_be_added_leaves_what_was_added_before(tmp_path, monkeypatch
     assert missing(tmp_path) == [2, 3, 4, 5, 6]
 
 
-def test_connect_names_a_folder_that_cannot_be_written(tmp_path):
+def test_connect_names_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"a\.sqlite: cannot be written"):
         connect(tmp_path / "file" / "a.sqlite", SCHEMA, write=True)
 
 
-def test_a_shard_that_is_being_written_is_read_and_has_not_finished(tmp_path):
+def test_a_shard_that_is_being_written_is_read_and_has_not_finished(tmp_path: Path) -> None:
     run = RunFile({"what": "explain"}, NAMES, 2, (ROLLOUT.key,))
     with (
         Store(tmp_path, (1, 2), wanted=[ROLLOUT]) as first,
@@ -449,7 +460,9 @@ def test_a_shard_that_is_being_written_is_read_and_has_not_finished(tmp_path):
         assert [row.record["place"] for row in shard.kept()] == [0, 2]
 
 
-def test_a_shard_that_was_killed_within_a_commit_has_not_finished_and_is_repaired(tmp_path):
+def test_a_shard_that_was_killed_within_a_commit_has_not_finished_and_is_repaired(
+    tmp_path: Path,
+) -> None:
     run = RunFile({"what": "explain"}, NAMES, 2, (ROLLOUT.key,))
     here, killed = tmp_path / "here", tmp_path / "killed"
     with Store(here, (1, 2), wanted=[ROLLOUT]) as store:
@@ -474,7 +487,7 @@ def test_a_shard_that_was_killed_within_a_commit_has_not_finished_and_is_repaire
         assert store.has(ROLLOUT, NAMES).all()
 
 
-def test_a_list_of_samples_that_is_damaged_is_named(tmp_path):
+def test_a_list_of_samples_that_is_damaged_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, RunFile({}, NAMES))
     path = tmp_path / "store" / "run.json.gz"
     content = path.read_bytes()
@@ -489,7 +502,7 @@ def test_a_list_of_samples_that_is_damaged_is_named(tmp_path):
         read_run(tmp_path)
 
 
-def test_shards_that_begin_at_once_agree_on_one_list(tmp_path):
+def test_shards_that_begin_at_once_agree_on_one_list(tmp_path: Path) -> None:
     first, second = RunFile({}, ["a", "b"], 2), RunFile({}, ["b", "c"], 2)
     assert agree(tmp_path, first) == (first, [])
     shared, (line,) = agree(tmp_path, second)
@@ -511,7 +524,7 @@ HEADERS = [
 
 
 @pytest.mark.parametrize("text", HEADERS)
-def test_a_file_of_maps_with_another_header_is_damaged(tmp_path, text):
+def test_a_file_of_maps_with_another_header_is_damaged(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "Rollout.npy"
     first = b"\x93NUMPY\x01\x00v\x00" + text.ljust(117) + b"\n"
     path.write_bytes(first + bytes(500))
@@ -523,7 +536,7 @@ def test_a_file_of_maps_with_another_header_is_damaged(tmp_path, text):
             saved_map(path)
 
 
-def test_what_numpy_writes_is_a_file_of_maps(tmp_path):
+def test_what_numpy_writes_is_a_file_of_maps(tmp_path: Path) -> None:
     values = np.random.default_rng(3).random((7, 3, 5)).astype(np.float16)
     np.save(tmp_path / "a.npy", values)
     np.testing.assert_array_equal(open_maps(tmp_path / "a.npy"), values)

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +47,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def within(seconds: float, condition) -> bool:
+def within(seconds: float, condition: Callable[..., bool]) -> bool:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -57,7 +59,7 @@ def within(seconds: float, condition) -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="reads /proc, which Linux has")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_end_with_the_first_process(how, tmp_path):
+def test_workers_end_with_the_first_process(how: Any, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
     pids = tmp_path / "pids"
     pids.mkdir()
@@ -71,11 +73,11 @@ def test_workers_end_with_the_first_process(how, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("own", "theirs"), [(None, "2000"), ("31", "31")])
-def test_threads_of_workers_wait_briefly(own, theirs, tmp_path):
+def test_threads_of_workers_wait_briefly(own: str | None, theirs: str, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(WAITS)
     environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     if own:
         environment["GOMP_SPINCOUNT"] = own
-    words = [sys.executable, tmp_path / "job.py"]
+    words = [sys.executable, str(tmp_path / "job.py")]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == f"{[theirs] * 5} {own}\n"

@@ -1,5 +1,7 @@
 """Small timm ViTs with attention that is far from uniform, as models."""
 
+from typing import Any
+
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -11,7 +13,7 @@ from vision_attn.types import Model
 SIZE = (12, 20)  # 3 x 5 patches of 4 x 4
 
 
-def vit(depth: int = 3, registers: int = 0, seed: int = 0, **options) -> VisionTransformer:
+def vit(depth: int = 3, registers: int = 0, seed: int = 0, **options: Any) -> VisionTransformer:
     """A ViT of 21 channels and 3 heads whose weights are large enough to matter."""
     torch.manual_seed(seed)
     network = VisionTransformer(

@@ -1,11 +1,15 @@
 """Planted faults are found and named with their places; healthy networks raise no alarm."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import vision_attn
@@ -19,7 +23,9 @@ from vision_attn.runs.progress import Silent
 from .conftest import model_of, vit
 
 
-def verdict_of(network, images, thresholds=None):
+def verdict_of(
+    network: VisionTransformer, images: torch.Tensor, thresholds: Thresholds | None = None
+) -> Diagnosis:
     meter = Meter(model_of(network))
     meter.add(images, [None] * len(images))
     return judge(meter.result(asked=len(images)), thresholds)
@@ -28,34 +34,34 @@ def verdict_of(network, images, thresholds=None):
 class Changed(nn.Module):
     """A block, and what is done to its output."""
 
-    def __init__(self, block, change):
+    def __init__(self, block: nn.Module, change: Callable[..., Any]) -> None:
         super().__init__()
         self.block, self.change = block, change
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return self.change(self.block(x))
 
 
-def norm_of_50(y):
+def norm_of_50(y: Any) -> Any:
     """At tokens 4 and 11, of which others have norms of a few."""
     y = y.clone()
     y[:, [4, 11]] *= 50 / y[:, [4, 11]].norm(dim=-1, keepdim=True)
     return y
 
 
-def smoothed(y):
+def smoothed(y: Any) -> Any:
     middle = y.mean(1, keepdim=True)
     return middle * 3 + 0.1 * (y - middle)
 
 
-def test_a_network_as_it_is_has_no_fault(images):
+def test_a_network_as_it_is_has_no_fault(images: torch.Tensor) -> None:
     found = verdict_of(vit(), images)
     assert found.faults == []
     assert found.title == "a ViT, 7 photos: no fault found"
 
 
 @torch.no_grad()
-def test_planted_outliers(images):
+def test_planted_outliers(images: torch.Tensor) -> None:
     network = vit()
     network.blocks[1] = Changed(network.blocks[1], norm_of_50)
     found = verdict_of(network, images)
@@ -63,6 +69,7 @@ def test_planted_outliers(images):
     assert (fault.kind, fault.places) == ("outliers", ((1,),))
     assert fault.text.startswith("2 of 15 patches")
     assert "from block 1 on" in fault.text
+    assert found.outliers is not None
     assert found.outliers.first == 1
     assert found.outliers.where[0][3] == found.outliers.where[2][0] == 1.0
     assert "registers in disguise" in verdict_of(
@@ -71,7 +78,7 @@ def test_planted_outliers(images):
 
 
 @torch.no_grad()
-def test_a_dead_head(images):
+def test_a_dead_head(images: torch.Tensor) -> None:
     network = vit()
     network.blocks[2].attn.proj.weight[:, 7:14] = 0
     (fault,) = verdict_of(network, images).faults
@@ -80,7 +87,7 @@ def test_a_dead_head(images):
 
 
 @torch.no_grad()
-def test_a_copied_head(images):
+def test_a_copied_head(images: torch.Tensor) -> None:
     network = vit()
     for first in (0, 21):  # queries and keys
         for part in (network.blocks[0].attn.qkv.weight, network.blocks[0].attn.qkv.bias):
@@ -91,7 +98,7 @@ def test_a_copied_head(images):
 
 
 @torch.no_grad()
-def test_a_uniform_head(images):
+def test_a_uniform_head(images: torch.Tensor) -> None:
     network = vit()
     network.blocks[1].attn.qkv.weight[:7] = 0
     network.blocks[1].attn.qkv.bias[:7] = 0
@@ -100,7 +107,7 @@ def test_a_uniform_head(images):
 
 
 @torch.no_grad()
-def test_a_block_that_oversmooths(images):
+def test_a_block_that_oversmooths(images: torch.Tensor) -> None:
     network = vit(depth=2)
     network.blocks[1] = Changed(network.blocks[1], smoothed)
     (fault,) = verdict_of(network, images).faults
@@ -109,7 +116,7 @@ def test_a_block_that_oversmooths(images):
 
 
 @torch.no_grad()
-def test_several_faults_are_all_found(images):
+def test_several_faults_are_all_found(images: torch.Tensor) -> None:
     network = vit()
     network.blocks[2].attn.proj.weight[:, :7] = 0
     network.blocks[1].attn.qkv.weight[:7] = 0
@@ -119,7 +126,7 @@ def test_several_faults_are_all_found(images):
     assert kinds == ["outliers", "dead head", "uniform head"]
 
 
-def test_norms_that_follow_the_photo_are_a_remark(images):
+def test_norms_that_follow_the_photo_are_a_remark(images: torch.Tensor) -> None:
     network = vit()
     network.blocks[1] = Changed(
         network.blocks[1], lambda y: torch.cat([y[:, :11], 9 * y[:, 11:]], 1)
@@ -129,11 +136,11 @@ def test_norms_that_follow_the_photo_are_a_remark(images):
     assert "their norms follow what the photo shows" in found.verdict()
 
 
-def test_outliers_are_found_though_norms_follow_the_photo_later(images):
+def test_outliers_are_found_though_norms_follow_the_photo_later(images: torch.Tensor) -> None:
     network = vit()
     network.blocks[0] = Changed(network.blocks[0], norm_of_50)
 
-    def by_content(y):
+    def by_content(y: Any) -> torch.Tensor:
         y = y / y.norm(dim=-1, keepdim=True)
         return torch.cat([y[:, :11], 9 * y[:, 11:]], 1)
 
@@ -141,6 +148,7 @@ def test_outliers_are_found_though_norms_follow_the_photo_later(images):
     found = verdict_of(network, images)
     (fault,) = [one for one in found.faults if one.kind == "outliers"]
     assert fault.places == ((0,),)
+    assert found.outliers is not None
     assert found.outliers.where[0][3] == found.outliers.where[2][0] == 1.0
 
 
@@ -153,7 +161,7 @@ def test_outliers_are_found_though_norms_follow_the_photo_later(images):
         (Chances(20, 0.7, 0.8, 0.2), ""),  # within two standard errors
     ],
 )
-def test_calibration_in_words(chances, words):
+def test_calibration_in_words(chances: Chances, words: str) -> None:
     (*_, finding) = judge(Diagnosis("a ViT", 100, 100, chances=chances)).findings
     assert finding.kind == "calibration"
     assert not finding.fault
@@ -166,7 +174,9 @@ def test_calibration_in_words(chances, words):
      ("compact_vit_cifar10", "cifar10")],
 )  # fmt: skip
 @pytest.mark.slow
-def test_networks_of_the_shelf_raise_no_alarm(name, data, request):
+def test_networks_of_the_shelf_raise_no_alarm(
+    name: str, data: str, request: pytest.FixtureRequest
+) -> None:
     import os
     from pathlib import Path
 
@@ -183,16 +193,16 @@ def test_networks_of_the_shelf_raise_no_alarm(name, data, request):
 # the run
 
 
-def photos(tmp_path, count=5):
+def photos(tmp_path: Path, count: int = 5) -> Path:
     for at in range(count):
         colour = tuple(int(v) for v in torch.randint(256, (3,)))
         Image.new("RGB", (31, 23), colour).save(tmp_path / f"{at}.png")
     return tmp_path
 
 
-def test_ctrl_c_gives_what_there_is(tmp_path):
+def test_ctrl_c_gives_what_there_is(tmp_path: Path) -> None:
     class Stopping(Silent):
-        def advance(self, steps=1):
+        def advance(self, steps: int = 1) -> None:
             raise KeyboardInterrupt
 
     model = replace(model_of(vit().float()), name="a ViT")
@@ -201,14 +211,14 @@ def test_ctrl_c_gives_what_there_is(tmp_path):
     assert "- Measured on 2 of 5 photos." in found.verdict()
 
     class AtOnce(Silent):
-        def start(self, what, total):
+        def start(self, what: str, total: Any, pilot: Any = None) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         diagnose(model, tmp_path, progress=AtOnce())
 
 
-def test_a_photo_that_cannot_be_read_is_a_problem(tmp_path):
+def test_a_photo_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     photos(tmp_path, 2)
     (tmp_path / "2.png").write_bytes(b"no picture")
     found = diagnose(model_of(vit().float()), tmp_path, progress=Silent())
@@ -216,13 +226,15 @@ def test_a_photo_that_cannot_be_read_is_a_problem(tmp_path):
     assert "2.png: expected an image" in found.problems[0]
 
 
-def test_no_photo_that_can_be_read_is_an_error(tmp_path):
+def test_no_photo_that_can_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "2.png").write_bytes(b"no picture")
     with pytest.raises(ValueError, match="no photo could be read"):
         diagnose(model_of(vit().float()), tmp_path, progress=Silent())
 
 
-def test_the_command_prints_the_verdict_and_writes_the_page(tmp_path, capsys):
+def test_the_command_prints_the_verdict_and_writes_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     words = ["diagnose", "vision_attn:vit_planted", "planted", "--limit", "3", "-o", str(out)]
     assert main([*words, "--device", "cpu"]) == 0
@@ -237,7 +249,9 @@ def test_the_command_prints_the_verdict_and_writes_the_page(tmp_path, capsys):
     assert 'src="http' not in page
 
 
-def test_the_command_tries_registers_and_says_what_they_change(tmp_path, capsys):
+def test_the_command_tries_registers_and_says_what_they_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     words = ["diagnose", "vision_attn:vit_planted", "planted", "--limit", "2", "-o", str(out)]
     assert main([*words, "--device", "cpu", "--registers", "3"]) == 0
@@ -247,7 +261,7 @@ def test_the_command_tries_registers_and_says_what_they_change(tmp_path, capsys)
     assert json.loads((out / "registers/diagnosis.json").read_text())["layout"]["registers"] == [64]
 
 
-def test_a_cnn_has_one_true_line(tmp_path):
+def test_a_cnn_has_one_true_line(tmp_path: Path) -> None:
     from vision_attn.data import Preprocess
     from vision_attn.models import SEResNet
     from vision_attn.types import Model

@@ -1,18 +1,23 @@
 """Every number of a diagnosis beside a dense float64 computation, photo by photo."""
 
 from math import hypot, log
+from typing import Any
 
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from vision_attn.runs.diagnosis.measure import Meter
+from vision_attn.runs.diagnosis.results import Diagnosis
 from vision_attn.tokens.record.record import record_attention
 
 from .conftest import model_of, vit
 
 
-def measured(network, images, labels=None):
+def measured(
+    network: VisionTransformer, images: torch.Tensor, labels: list[int | None] | None = None
+) -> Diagnosis:
     meter = Meter(model_of(network))
     labels = [None] * len(images) if labels is None else labels
     for part in (slice(0, 4), slice(4, None)):  # two batches
@@ -23,7 +28,7 @@ def measured(network, images, labels=None):
 class Dense:
     """One photo through a timm ViT by hand: all weights, the streams, what heads add."""
 
-    def __init__(self, network, image):
+    def __init__(self, network: VisionTransformer, image: Any) -> None:
         x = network.patch_embed(image[None])
         x = network.norm_pre(network._pos_embed(x))
         self.weights, self.added, self.streams, self.middles, self.befores = [], [], [], [], []
@@ -44,29 +49,30 @@ class Dense:
 
 
 @pytest.fixture
-def network():
+def network() -> VisionTransformer:
     return vit(depth=2, registers=1)  # 17 tokens: class, register, 15 patches
 
 
 @pytest.fixture
-def dense(network, images):
+def dense(network: VisionTransformer, images: torch.Tensor) -> list[Any]:
     with torch.no_grad():
         return [Dense(network, image) for image in images]
 
 
-def close(found, expected):
+def close(found: float | None, expected: torch.Tensor) -> None:
+    assert found is not None
     assert float(found) == pytest.approx(float(expected), rel=1e-9, abs=1e-12)
 
 
-def mean(values):
+def mean(values: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack([torch.as_tensor(v, dtype=torch.float64) for v in values]).mean(0)
 
 
-def places():
+def places() -> list[Any]:
     return [((row + 0.5) * 4, (column + 0.5) * 4) for row in range(3) for column in range(5)]
 
 
-def test_heads(network, images, dense):
+def test_heads(network: VisionTransformer, images: torch.Tensor, dense: list[Any]) -> None:
     found = measured(network, images)
     for head in found.heads:
         each = [one.weights[head.layer][head.head] for one in dense]
@@ -85,17 +91,19 @@ def test_heads(network, images, dense):
         others = [g for g in range(3) if g != head.head]
         flat = [torch.cat([(one.weights[head.layer][g] - 1 / 17).flatten() for one in dense])
             for g in range(3)]  # fmt: skip
-        cosines = {g: torch.cosine_similarity(flat[head.head], flat[g], dim=0) for g in others}
-        best = max(cosines, key=cosines.get)
+        cosines = {
+            g: float(torch.cosine_similarity(flat[head.head], flat[g], dim=0)) for g in others
+        }
+        best = max(cosines, key=cosines.__getitem__)
         assert head.nearest == best
-        close(head.alike, cosines[best])
+        close(head.alike, torch.tensor(cosines[best], dtype=torch.float64))
     assert {head.sink_token for head in found.heads} <= {
         *("the class token", "token 1 (no patch)"),
         *(f"patch ({row}, {column})" for row in range(3) for column in range(5)),
     }
 
 
-def test_blocks(network, images, dense):
+def test_blocks(network: VisionTransformer, images: torch.Tensor, dense: list[Any]) -> None:
     found = measured(network, images)
     for block in found.blocks:
         each = [one.streams[block.block][2:] for one in dense]
@@ -124,15 +132,20 @@ def test_blocks(network, images, dense):
             close(value, share)
 
 
-def test_layers_are_compared_token_by_token(network, images, dense):
+def test_layers_are_compared_token_by_token(
+    network: VisionTransformer, images: torch.Tensor, dense: list[Any]
+) -> None:
     found = measured(network, images)
-    each = [torch.cosine_similarity(*one.streams, dim=1).mean() for one in dense]
+    cosine: Any = torch.cosine_similarity
+    each = [cosine(*one.streams, dim=1).mean() for one in dense]
+    assert found.similarity is not None
     assert found.similarity[0][1] == pytest.approx(float(mean(each)), rel=1e-5)  # in float32
 
 
-def test_attention_and_rollout_on_outliers():
+def test_attention_and_rollout_on_outliers() -> None:
     network = vit(depth=2)
     with torch.no_grad():
+        assert network.pos_embed is not None
         network.pos_embed[:, 5] *= 60  # token 5, patch (0, 4)
     images = torch.randn(5, 3, 12, 20, dtype=torch.float64)
     found = measured(network, images)
@@ -152,7 +165,7 @@ def test_attention_and_rollout_on_outliers():
     assert sum(map(sum, found.outliers.where)) == 1.0
 
 
-def test_accuracy_and_calibration(network, images):
+def test_accuracy_and_calibration(network: VisionTransformer, images: torch.Tensor) -> None:
     labels = [0, 1, 2, None, 4, 0, 1]
     found = measured(network, images, labels).chances
     with torch.no_grad():
@@ -162,17 +175,18 @@ def test_accuracy_and_calibration(network, images):
         *((chances[at].max().item(), chances[at].argmax().item() == labels[at]) for at in known),
         strict=True,
     )
-    gaps = {}
+    gaps: dict[Any, Any] = {}
     for confidence, hit in zip(sure, right, strict=True):
         index = next(i for i in range(15) if i / 15 < confidence <= (i + 1) / 15)
         gaps[index] = gaps.get(index, 0.0) + confidence - hit
+    assert found is not None
     assert found.photos == 6
     close(found.accuracy, sum(right) / 6)
     close(found.confidence, sum(sure) / 6)
     close(found.error, sum(map(abs, gaps.values())) / 6)
 
 
-def test_windows_and_merged_patches_have_their_distances_in_pixels():
+def test_windows_and_merged_patches_have_their_distances_in_pixels() -> None:
     from timm.models.swin_transformer import SwinTransformer
 
     from vision_attn.data import Preprocess
@@ -199,7 +213,9 @@ def test_windows_and_merged_patches_have_their_distances_in_pixels():
         assert head.distance == pytest.approx((weights * apart).sum(-1).mean().item(), rel=1e-5)
 
 
-def test_what_is_kept_does_not_grow_with_the_photos(network, images):
+def test_what_is_kept_does_not_grow_with_the_photos(
+    network: VisionTransformer, images: torch.Tensor
+) -> None:
     meter = Meter(model_of(network))
     sizes = []
     for _ in range(3):
@@ -209,7 +225,7 @@ def test_what_is_kept_does_not_grow_with_the_photos(network, images):
     assert sizes[0] < 17 * 17 * 6  # less than one map of each head
 
 
-def test_a_network_is_left_as_it_was(network, images):
+def test_a_network_is_left_as_it_was(network: VisionTransformer, images: torch.Tensor) -> None:
     network.train()
     measured(network, images)
     assert network.training
@@ -218,15 +234,15 @@ def test_a_network_is_left_as_it_was(network, images):
     )
 
 
-def test_a_network_without_norms_first_has_no_shares(images):
+def test_a_network_without_norms_first_has_no_shares(images: torch.Tensor) -> None:
     class Post(nn.Module):
-        def __init__(self, block):
+        def __init__(self, block: Any) -> None:
             super().__init__()
             self.attn, self.norm1, self.norm2, self.mlp = (
                 block.attn, block.norm1, block.norm2, block.mlp
             )  # fmt: skip
 
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             x = self.norm1(x + self.attn(x))
             return self.norm2(x + self.mlp(x))
 

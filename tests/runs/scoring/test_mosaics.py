@@ -4,7 +4,10 @@ import csv
 import json
 import shutil
 from argparse import ArgumentParser
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +20,21 @@ from vision_attn.cli import main
 from vision_attn.commands.score import add_arguments
 from vision_attn.data import Preprocess
 from vision_attn.evaluate import GridPointingGame
-from vision_attn.methods import Explainer, GradCAM, MaskedRegression, Occlusion, Rollout
+from vision_attn.methods import (
+    Attribution,
+    Explainer,
+    GradCAM,
+    MaskedRegression,
+    Occlusion,
+    Rollout,
+)
 from vision_attn.models import ViT
 from vision_attn.runs.explain import Request
 from vision_attn.runs.progress import Silent
+from vision_attn.runs.scoring import Scores
 from vision_attn.runs.scoring.evidence import open_data
 from vision_attn.runs.scoring.mosaics import Mosaics, paste
-from vision_attn.runs.scoring.scorer import Scorer, removal
+from vision_attn.runs.scoring.scorer import SampleBatch, Scorer, removal
 from vision_attn.runs.scoring.tasks import Work
 from vision_attn.runs.store import Store
 from vision_attn.types import Heatmaps, Model
@@ -33,7 +44,7 @@ COLOURS = torch.tensor(
     [[128.0] * 3] + [[40.0 + 175 * (i >> c & 1) for c in range(3)] for i in range(8)]
 )
 PREPROCESS = Preprocess((24, 36), (0.5,) * 3, (0.5,) * 3)
-FEW = {"steps": 2, "batch_size": 9, "limit": 5, "progress": Silent()}
+FEW: dict[str, Any] = {"steps": 2, "batch_size": 9, "limit": 5, "progress": Silent()}
 GRIDS = "grid_pointing_2x2", "grid_pointing_3x3"
 
 
@@ -61,10 +72,10 @@ class Oracle(Explainer):
 
     class_specific = True
 
-    def refusal(self, network):
+    def refusal(self, network: Any) -> None:
         return None
 
-    def explain(self, network, images, target, layout):
+    def explain(self, network: Any, images: torch.Tensor, target: Any, layout: Any) -> Heatmaps:
         classes = target.fixed(network(images)).classes(images)
         chosen = network.evidence(images)[torch.arange(len(images)), classes]
         return Heatmaps(chosen.detach(), str(self), classes)
@@ -76,10 +87,10 @@ class Blind(Explainer):
 
     class_specific = False
 
-    def refusal(self, network):
+    def refusal(self, network: Any) -> None:
         return None
 
-    def explain(self, network, images, target, layout):
+    def explain(self, network: Any, images: torch.Tensor, target: Any, layout: Any) -> Heatmaps:
         return Heatmaps(images[:, 0].contiguous(), str(self))
 
 
@@ -87,13 +98,13 @@ class Blind(Explainer):
 class Fails(Oracle):
     """Fails on more than one image, and on some."""
 
-    def explain(self, network, images, target, layout):
+    def explain(self, network: Any, images: torch.Tensor, target: Any, layout: Any) -> Heatmaps:
         if len(images) > 1 or images.mean() > 0:
             raise ValueError("too bright")
         return super().explain(network, images, target, layout)
 
 
-def model_of(network: nn.Module, classes=CLASSES) -> Model:
+def model_of(network: nn.Module, classes: list[str] = CLASSES) -> Model:
     return Model(network.eval(), PREPROCESS, list(classes), None)
 
 
@@ -103,7 +114,7 @@ def model() -> Model:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Seven photos of each class: its colour with more and more noise, the last of another class."""
     place = tmp_path_factory.mktemp("colours")
     rng = np.random.default_rng(0)
@@ -118,12 +129,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def output(tmp_path_factory):
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("scored")
 
 
 @pytest.fixture(scope="module")
-def scored(model, folder, output):
+def scored(model: Model, folder: Path, output: Path) -> Scores:
     methods = [Oracle(), Blind()]
     return vision_attn.score(
         model, folder, methods, **FEW, mosaic=[3, 2], output=output, name="colours"
@@ -131,7 +142,9 @@ def scored(model, folder, output):
 
 
 @pytest.mark.xdist_group("mosaics")
-def test_the_oracle_scores_one_and_what_is_blind_to_the_class_the_share_of_a_cell(scored):
+def test_the_oracle_scores_one_and_what_is_blind_to_the_class_the_share_of_a_cell(
+    scored: Scores,
+) -> None:
     for side, metric in zip((2, 3), GRIDS, strict=True):
         means = {m: scored.results.mean(metric, m) for m in scored.methods}
         assert means["Oracle"].value == pytest.approx(1, abs=1e-3)
@@ -142,7 +155,9 @@ def test_the_oracle_scores_one_and_what_is_blind_to_the_class_the_share_of_a_cel
 
 
 @pytest.mark.xdist_group("mosaics")
-def test_a_mosaic_holds_the_surest_photos_that_are_named_right(scored, model, folder):
+def test_a_mosaic_holds_the_surest_photos_that_are_named_right(
+    scored: Scores, model: Model, folder: Path
+) -> None:
     data = open_data(str(folder), model, folder)
     with torch.no_grad():
         chances = torch.cat([model.network(data[i].image[None]).softmax(1) for i in range(63)])
@@ -167,7 +182,7 @@ def test_a_mosaic_holds_the_surest_photos_that_are_named_right(scored, model, fo
 
 
 @pytest.mark.xdist_group("mosaics")
-def test_the_files_say_how_and_mark_what_is_class_blind(scored, output):
+def test_the_files_say_how_and_mark_what_is_class_blind(scored: Scores, output: Path) -> None:
     folder = output
     report = json.loads((folder / "scores.json").read_text())
     assert [row["side"] for row in report["mosaics"]] == [2, 3]
@@ -187,8 +202,8 @@ def test_the_files_say_how_and_mark_what_is_class_blind(scored, output):
     assert "grid pointing 2x2 ↑: better than every baseline: Oracle" in str(scored)
 
 
-def test_the_verdict_knows_what_answers_for_a_class(model, folder):
-    few = {**FEW, "limit": 40, "steps": 1}
+def test_the_verdict_knows_what_answers_for_a_class(model: Model, folder: Path) -> None:
+    few: dict[str, Any] = {**FEW, "limit": 40, "steps": 1}
     scores = vision_attn.score(model, folder, [Oracle(), Blind()], **few, mosaic=2)
     verdict = scores.verdict()
     assert verdict.mosaics == (2, 13)  # 54 photos are named right
@@ -207,13 +222,15 @@ def test_the_verdict_knows_what_answers_for_a_class(model, folder):
     assert not remarks["Blind"]
 
 
-def test_mosaics_of_a_side_hold_so_many_photos(model, folder, monkeypatch):
+def test_mosaics_of_a_side_hold_so_many_photos(
+    model: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vision_attn.runs.scoring.mosaics.PHOTOS", 19)
     scores = vision_attn.score(model, folder, "RandomMap", **FEW, mosaic=[2, 3])
     assert [row["mosaics"] for row in scores.to_dict()["mosaics"]] == [4, 2]
 
 
-def test_a_network_of_one_size_sees_shrunk_photos(folder):
+def test_a_network_of_one_size_sees_shrunk_photos(folder: Path) -> None:
     scores = vision_attn.score(model_of(Colours((24, 36))), folder, Oracle(), **FEW, mosaic=2)
     row = scores.to_dict()["mosaics"][0]
     assert row["frame"] == "shrunk"
@@ -222,9 +239,9 @@ def test_a_network_of_one_size_sees_shrunk_photos(folder):
     assert scores.results.mean(GRIDS[0], "Oracle").value == pytest.approx(1, abs=1e-2)
 
 
-def test_the_frame_is_the_one_in_which_more_is_named(folder):
+def test_the_frame_is_the_one_in_which_more_is_named(folder: Path) -> None:
     class Near(Colours):  # blind beyond its own size
-        def evidence(self, images):
+        def evidence(self, images: torch.Tensor) -> torch.Tensor:
             found = super().evidence(images)
             return found[..., : PREPROCESS.input_size[0], : PREPROCESS.input_size[1]]
 
@@ -235,7 +252,7 @@ def test_the_frame_is_the_one_in_which_more_is_named(folder):
     assert row["named"]["full"] < 1
 
 
-def batch_of(mosaics: Mosaics, numbers):
+def batch_of(mosaics: Mosaics, numbers: list[Any]) -> SampleBatch:
     """Mosaics in the frame of their photos' own size."""
     samples = mosaics.samples("full")
     return Scorer(Request(mosaics.model, []), removal(mosaics.model)).batch(
@@ -243,13 +260,13 @@ def batch_of(mosaics: Mosaics, numbers):
     )
 
 
-def pointed(mosaics: Mosaics, method: Explainer) -> list[dict]:
+def pointed(mosaics: Mosaics, method: Explainer) -> list[dict[str, Any]]:
     return Scorer(Request(mosaics.model, []), removal(mosaics.model)).records(
         "mosaic", method, batch_of(mosaics, [0, 1])
     )
 
 
-def of_a_vit(folder) -> Mosaics:
+def of_a_vit(folder: Path) -> Mosaics:
     """Two mosaics, as a ViT of random weights sees them."""
     network = ViT((24, 36), 12, 9, dim=12, depth=2, heads=2)
     for weight in network.parameters():
@@ -271,8 +288,8 @@ def of_a_vit(folder) -> Mosaics:
 
 @pytest.mark.parametrize("method", [MaskedRegression(samples=24), Occlusion(window=12)])
 def test_what_a_method_of_many_passes_shows_of_a_class_is_the_same_beside_the_others(
-    folder, method
-):
+    folder: Path, method: Attribution
+) -> None:
     mosaics = of_a_vit(folder)
     network = mosaics.model.network
     for number, record in enumerate(pointed(mosaics, method)):
@@ -284,7 +301,7 @@ def test_what_a_method_of_many_passes_shows_of_a_class_is_the_same_beside_the_ot
             assert record["cells"][cell] == pytest.approx(game.compute().item(), abs=2e-5)
 
 
-def test_a_vit_has_a_layout_of_the_mosaic(folder):
+def test_a_vit_has_a_layout_of_the_mosaic(folder: Path) -> None:
     mosaics = of_a_vit(folder)
     network = mosaics.model.network
     record, _ = pointed(mosaics, GradCAM())
@@ -304,8 +321,10 @@ def test_a_vit_has_a_layout_of_the_mosaic(folder):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("mosaics")
-def test_a_stopped_call_and_shards_give_the_same(model, folder, scored, tmp_path, monkeypatch):
-    ask = {**FEW, "mosaic": (2, 3), "output": tmp_path, "name": "colours"}
+def test_a_stopped_call_and_shards_give_the_same(
+    model: Model, folder: Path, scored: Scores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask: dict[str, Any] = {**FEW, "mosaic": (2, 3), "output": tmp_path, "name": "colours"}
     methods = [Oracle(), Blind()]
     for shard in ((2, 2), (1, 2)):
         part = vision_attn.score(model, folder, methods, **ask, shard=shard)
@@ -323,8 +342,8 @@ def test_a_stopped_call_and_shards_give_the_same(model, folder, scored, tmp_path
     assert again.to_dict() == whole.to_dict()
 
 
-def test_scores_without_mosaics_go_on_with_them(model, folder, tmp_path):
-    ask = {**FEW, "output": tmp_path}
+def test_scores_without_mosaics_go_on_with_them(model: Model, folder: Path, tmp_path: Path) -> None:
+    ask: dict[str, Any] = {**FEW, "output": tmp_path}
     before = vision_attn.score(model, folder, Oracle(), **ask)
     assert before.to_dict()["mosaics"] == []
     assert "mosaic" not in str(before)
@@ -335,14 +354,16 @@ def test_scores_without_mosaics_go_on_with_them(model, folder, tmp_path):
     assert kept.items() <= more.results.numbers(GRIDS[0], "Oracle").items()
 
 
-def test_a_method_that_fails_on_some_mosaics_is_scored_on_the_others(model, folder):
+def test_a_method_that_fails_on_some_mosaics_is_scored_on_the_others(
+    model: Model, folder: Path
+) -> None:
     scores = vision_attn.score(model, folder, [Fails()], **FEW, mosaic=2)
     n = scores.results.mean(GRIDS[0], "Fails").n
     failed = [line for line in scores.problems if line.startswith("Fails (mosaic)")]
     assert failed == ([f"Fails (mosaic) failed on {5 - n} of 5 images, first: too bright"])
 
 
-def test_pasted_photos():
+def test_pasted_photos() -> None:
     photos = torch.rand(9, 3, 11, 7)
     whole = paste(photos, "full")
     assert whole.shape == (3, 33, 21)
@@ -354,14 +375,14 @@ def test_pasted_photos():
     assert small[0, 0].round().int().tolist() == [0] * 2 + [1] * 3 + [2] * 2
 
 
-def without(folder, tmp_path, names):
+def without(folder: Path, tmp_path: Path, names: list[Any]) -> Path:
     for name in names:
         shutil.copytree(folder / name, tmp_path / name)
     return tmp_path
 
 
-def test_what_cannot_be_made_is_said_in_a_line(model, folder, tmp_path):
-    def words(data, sides, network=model):
+def test_what_cannot_be_made_is_said_in_a_line(model: Model, folder: Path, tmp_path: Path) -> None:
+    def words(data: Any, sides: int, network: Model = model) -> str:
         with pytest.raises(ValueError) as error:
             vision_attn.score(network, data, Oracle(), **FEW, mosaic=sides)
         assert "\n" not in str(error.value)
@@ -392,7 +413,14 @@ def test_what_cannot_be_made_is_said_in_a_line(model, folder, tmp_path):
     )
 
 
-def test_on_the_command_line(models, model, folder, tmp_path, capsys, monkeypatch):
+def test_on_the_command_line(
+    models: Callable[[str], str],
+    model: Model,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     parser = ArgumentParser()
     add_arguments(parser)
     args = parser.parse_args(["m", "d", "--mosaic", "2", "--mosaic", "3"])

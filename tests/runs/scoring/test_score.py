@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,17 +23,17 @@ from vision_attn.evaluate import Deletion
 from vision_attn.files import claimed
 from vision_attn.methods import CentreGaussian, GradCAM, Rollout
 from vision_attn.models import ViT
-from vision_attn.runs.loop import RunTask
+from vision_attn.runs.loop import RunTask, TaskResult
 from vision_attn.runs.progress import Silent
 from vision_attn.runs.scoring import Scores, scorer, tables
 from vision_attn.runs.scoring.pictures import paint
-from vision_attn.runs.scoring.scorer import KeptMap, Scorer
+from vision_attn.runs.scoring.scorer import KeptMap, SampleBatch, Scorer
 from vision_attn.runs.scoring.tasks import ScoreFolder, Work, drawn_of, records_of
 from vision_attn.runs.store import MemoryStore
-from vision_attn.types import Model
+from vision_attn.types import Heatmaps, Model
 
 BASELINES = ["RandomMap", "CentreGaussian", "EdgeMap"]
-QUICK = {"steps": 2, "batch_size": 4, "limit": 7, "progress": Silent()}
+QUICK: dict[str, Any] = {"steps": 2, "batch_size": 4, "limit": 7, "progress": Silent()}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def model() -> Model:
 
 
 @pytest.fixture(scope="module")
-def planted(model) -> Scores:
+def planted(model: Model) -> Scores:
     return vision_attn.score(model, "planted", "GradCAM", **QUICK)
 
 
@@ -60,7 +61,7 @@ def same(one: Scores, other: Scores) -> None:
 
 
 @pytest.mark.xdist_group("scored in memory")
-def test_rows_are_plain_values_and_the_csv(planted, tmp_path):
+def test_rows_are_plain_values_and_the_csv(planted: Scores, tmp_path: Path) -> None:
     rows = planted.table()
     assert {row["method"] for row in rows} == {"GradCAM", *BASELINES}
     for row in rows:
@@ -74,7 +75,9 @@ def test_rows_are_plain_values_and_the_csv(planted, tmp_path):
 
 
 @pytest.mark.xdist_group("scored in memory")
-def test_in_memory_and_in_a_folder_it_is_the_same(model, planted, tmp_path):
+def test_in_memory_and_in_a_folder_it_is_the_same(
+    model: Model, planted: Scores, tmp_path: Path
+) -> None:
     kept = vision_attn.score(model, "planted", [GradCAM()], **QUICK, output=tmp_path)
     assert kept.to_dict() == planted.to_dict()
     assert json.loads((tmp_path / "scores.json").read_text()) == planted.to_dict()
@@ -84,9 +87,9 @@ def test_in_memory_and_in_a_folder_it_is_the_same(model, planted, tmp_path):
 
 
 @pytest.mark.xdist_group("scored in memory")
-def test_best_and_the_tables_that_show_themselves(planted):
+def test_best_and_the_tables_that_show_themselves(planted: Scores) -> None:
     means = {r["method"]: r["mean"] for r in planted.table() if r["metric"] == "insertion"}
-    assert planted.best("insertion") == max(means, key=means.get)
+    assert planted.best("insertion") == max(means, key=means.__getitem__)
     assert set(planted.better_than_baselines("insertion")) <= {"GradCAM"}
     with pytest.raises(ValueError, match="no scores by 'speed': expected one of deletion, inse"):
         planted.best("speed")
@@ -100,11 +103,11 @@ def test_best_and_the_tables_that_show_themselves(planted):
 @pytest.mark.slow
 @pytest.mark.xdist_group("scored in memory")
 def test_a_stopped_call_goes_on_and_draws_without_the_network(
-    model, planted, tmp_path, monkeypatch
-):
+    model: Model, planted: Scores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     do, count = Work.do, 0
 
-    def interrupted(self, task, read):
+    def interrupted(self: Any, task: Any, read: Any) -> TaskResult:
         nonlocal count
         count += 1
         if count == 5:
@@ -118,7 +121,7 @@ def test_a_stopped_call_goes_on_and_draws_without_the_network(
     first = (tmp_path / "best_and_worst.png").read_bytes()
     (tmp_path / "best_and_worst.png").unlink()
 
-    def no_network(self, *given):
+    def no_network(self: Any, *given: Any) -> None:
         raise AssertionError(given)
 
     monkeypatch.setattr(Work, "do", no_network)
@@ -129,7 +132,7 @@ def test_a_stopped_call_goes_on_and_draws_without_the_network(
 
 
 @pytest.mark.slow
-def test_a_map_that_was_cut_short_is_drawn_again(model, tmp_path):
+def test_a_map_that_was_cut_short_is_drawn_again(model: Model, tmp_path: Path) -> None:
     vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path)
     maps = tmp_path / "per_image" / "maps" / "GradCAM.1-of-1.npy"
     content = maps.read_bytes()
@@ -141,7 +144,7 @@ def test_a_map_that_was_cut_short_is_drawn_again(model, tmp_path):
 
 
 @pytest.mark.xdist_group("scored in memory")
-def test_scores_on_a_full_disk_stay_as_they_were(planted, full_disk):
+def test_scores_on_a_full_disk_stay_as_they_were(planted: Scores, full_disk: Path) -> None:
     (full_disk / "a.txt").write_bytes(b"x" * 65_536)
     for name in ("scores.json", "scores.csv", "scores.md"):
         (full_disk / name).touch()  # which takes no room
@@ -162,7 +165,7 @@ def tables_of(scores: Scores) -> dict[str, str]:
     return {".json": as_json, ".csv": tables.as_csv(results), ".md": tables.as_markdown(results)}
 
 
-def test_two_calls_at_once_do_not_write_to_one_folder(model, tmp_path):
+def test_two_calls_at_once_do_not_write_to_one_folder(model: Model, tmp_path: Path) -> None:
     with (
         claimed(tmp_path),
         pytest.raises(ValueError, match="another job is writing there"),
@@ -171,7 +174,7 @@ def test_two_calls_at_once_do_not_write_to_one_folder(model, tmp_path):
 
 
 @pytest.mark.xdist_group("scored in memory")
-def test_shards_meet_in_a_folder(model, planted, tmp_path):
+def test_shards_meet_in_a_folder(model: Model, planted: Scores, tmp_path: Path) -> None:
     for number in (2, 1):
         part = vision_attn.score(
             model, "planted", "GradCAM", **QUICK, output=tmp_path, shard=(number, 2)
@@ -185,18 +188,20 @@ def test_shards_meet_in_a_folder(model, planted, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("scored in memory")
-def test_two_processes_give_the_same(model, planted):
+def test_two_processes_give_the_same(model: Model, planted: Scores) -> None:
     same(vision_attn.score(model, "planted", "GradCAM", **QUICK, processes=2), planted)
 
 
 @pytest.mark.xdist_group("scored in memory")
-def test_a_model_that_cannot_be_sent_is_scored_in_one_process(model, planted):
+def test_a_model_that_cannot_be_sent_is_scored_in_one_process(
+    model: Model, planted: Scores
+) -> None:
     class Local(nn.Module):  # known to this function alone
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.network = model.network
 
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             return self.network(x)
 
     local = Model(Local().eval(), model.preprocess, model.classes, None)
@@ -212,11 +217,11 @@ def test_a_model_that_cannot_be_sent_is_scored_in_one_process(model, planted):
 class Restless(CentreGaussian):
     """Maps of torch's own random numbers."""
 
-    def draw(self, images, height, width):
+    def draw(self, images: torch.Tensor, height: int, width: int) -> torch.Tensor:
         return torch.rand(len(images), height, width)
 
 
-def test_the_callers_random_numbers_go_on_and_change_no_score(model):
+def test_the_callers_random_numbers_go_on_and_change_no_score(model: Model) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     found = []
@@ -233,12 +238,12 @@ def test_the_callers_random_numbers_go_on_and_change_no_score(model):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_lists_of_files_and_images(model, tmp_path):
+def test_lists_of_files_and_images(model: Model, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pixels = [Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)) for _ in range(3)]
     (tmp_path / "b").mkdir()
     pixels[0].save(tmp_path / "b" / "one.png")
-    photos = [tmp_path / "b" / "one.png", pixels[1], tmp_path / "gone.png"]
+    photos: list[Any] = [tmp_path / "b" / "one.png", pixels[1], tmp_path / "gone.png"]
     progress = Silent()
     scores = vision_attn.score(model, photos, "GradCAM", steps=2, progress=progress)
     assert scores.problems == [f"{tmp_path}/gone.png: no such file: check the path"]
@@ -277,24 +282,26 @@ def test_lists_of_files_and_images(model, tmp_path):
         ({"output": "/proc/here"}, "/proc/here: cannot write there"),
     ],
 )
-def test_what_does_not_fit_is_said(model, given, words):
+def test_what_does_not_fit_is_said(model: Model, given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         vision_attn.score(model, **{"images": "planted", **QUICK, **given})
 
 
-def test_removal_is_what_deletion_needs(model):
+def test_removal_is_what_deletion_needs(model: Model) -> None:
     images = torch.randn(2, 3, 32, 48)
     maps = Rollout()(model.network, images)
     scores = []
+    given: Any
     for given in (maps, maps.values):
         deletion = Deletion(vision_attn.removal(model))
         deletion.update(images, given, torch.tensor([0, 1]))
         scores.append(deletion.per_image())
     assert torch.equal(*scores)
-    assert type(vision_attn.removal(model, "blur").fill).__name__ == "BlurFill"
+    blurred: Any = vision_attn.removal(model, "blur")
+    assert type(blurred.fill).__name__ == "BlurFill"
 
 
-def test_a_map_is_drawn_in_its_own_scale(model):
+def test_a_map_is_drawn_in_its_own_scale(model: Model) -> None:
     """A nearly even rollout with half of its mass on the class token stays nearly colourless."""
     data = Work(model, "planted", "GradCAM", limit=1).data
     even = np.full((4, 6), 0.5 / 24, np.float32)
@@ -304,16 +311,17 @@ def test_a_map_is_drawn_in_its_own_scale(model):
     assert np.abs(known.astype(int) - bare).mean() > 20
 
 
-def in_a_batch(work: Work):
+def in_a_batch(work: Work) -> SampleBatch | None:
     """The batch of all chosen images."""
     batch, problems = work.batch([work.read(("data", item)) for item in work.all.chosen])
     assert problems == []
     return batch
 
 
-def test_maps_are_kept_with_their_prefix_mass(model, tmp_path):
+def test_maps_are_kept_with_their_prefix_mass(model: Model, tmp_path: Path) -> None:
     work = Work(model, "planted", "Rollout", limit=2, steps=2)
     batch = in_a_batch(work)
+    assert batch is not None
     found = Rollout()(model.network, batch.images)
     task = RunTask(tuple(("data", i) for i in work.all.chosen), (work.column("drawn", "Rollout"),))
     memory = MemoryStore()
@@ -326,6 +334,7 @@ def test_maps_are_kept_with_their_prefix_mass(model, tmp_path):
             for i, sample in enumerate(batch.samples):
                 one = drawn["Rollout", sample.name]
                 np.testing.assert_allclose(one.values, found.values[i], atol=1e-6)
+                assert found.prefix_mass is not None
                 assert one.prefix_mass == pytest.approx(float(found.prefix_mass[i]))
         assert records_of(folder) == {}
 
@@ -339,11 +348,13 @@ def photos_in(folder: Path, count: int = 7) -> Path:
     return folder
 
 
-def test_what_a_score_depends_on_scores_it_again(model, tmp_path, monkeypatch):
+def test_what_a_score_depends_on_scores_it_again(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A photo in place of another, a mask, a mean in the checkpoint: old rows are not taken."""
     done, do = [], Work.do
 
-    def noted(self, task, read):
+    def noted(self: Any, task: Any, read: Any) -> TaskResult:
         if self.columns[task.columns[0]].kind != "drawn":  # of the best and the worst, for pictures
             done.extend(task.samples)
         return do(self, task, read)
@@ -352,9 +363,9 @@ def test_what_a_score_depends_on_scores_it_again(model, tmp_path, monkeypatch):
     photos, masks = photos_in(tmp_path / "images"), photos_in(tmp_path / "masks")
     for mask in masks.iterdir():
         Image.fromarray(np.eye(40, 50, dtype=np.uint8) * 255).save(mask)
-    ask = {**QUICK, "output": tmp_path / "out", "name": "m"}
+    ask: dict[str, Any] = {**QUICK, "output": tmp_path / "out", "name": "m"}
 
-    def scored(network=model) -> set[int]:
+    def scored(network: Model = model) -> set[int]:
         done.clear()
         vision_attn.score(network, tmp_path, "GradCAM", **ask)
         return {item for _, item in done}
@@ -365,15 +376,17 @@ def test_what_a_score_depends_on_scores_it_again(model, tmp_path, monkeypatch):
     assert scored() == {2}
     Image.fromarray(np.eye(40, 50, 3, dtype=np.uint8) * 255).save(masks / "5.png")
     assert scored() == {5}
-    other = replace(model, preprocess=replace(model.preprocess, mean=(0.1, 0.2, 0.3)))
+    other = replace(model, preprocess=replace(cast(Any, model.preprocess), mean=(0.1, 0.2, 0.3)))
     assert scored(other) == set(range(7))
 
 
-def test_old_rows_of_another_preprocessing_do_not_count_beside_new_ones_of_shards(model, tmp_path):
+def test_old_rows_of_another_preprocessing_do_not_count_beside_new_ones_of_shards(
+    model: Model, tmp_path: Path
+) -> None:
     photos = photos_in(tmp_path / "in")
-    ask = {**QUICK, "output": tmp_path / "out", "name": "m"}
+    ask: dict[str, Any] = {**QUICK, "output": tmp_path / "out", "name": "m"}
     vision_attn.score(model, photos, "GradCAM", **ask)
-    other = replace(model, preprocess=replace(model.preprocess, mean=(0.1, 0.2, 0.9)))
+    other = replace(model, preprocess=replace(cast(Any, model.preprocess), mean=(0.1, 0.2, 0.9)))
     for shard in ((1, 2), (2, 2)):
         vision_attn.score(other, photos, "GradCAM", **ask, shard=shard)
     merged = vision_attn.score(other, photos, "GradCAM", **ask)
@@ -381,9 +394,9 @@ def test_old_rows_of_another_preprocessing_do_not_count_beside_new_ones_of_shard
     assert merged.to_dict() == alone.to_dict()
 
 
-def test_shards_of_a_folder_that_changes_are_scored_whole(model, tmp_path):
+def test_shards_of_a_folder_that_changes_are_scored_whole(model: Model, tmp_path: Path) -> None:
     photos = photos_in(tmp_path / "in")
-    ask = {**QUICK, "limit": 20, "output": tmp_path / "out"}
+    ask: dict[str, Any] = {**QUICK, "limit": 20, "output": tmp_path / "out"}
     vision_attn.score(model, photos, "RandomMap", **ask, shard=(1, 2))
     (photos / "1.png").unlink()
     (photos / "0a.png").write_bytes((photos / "0.png").read_bytes())
@@ -393,22 +406,23 @@ def test_shards_of_a_folder_that_changes_are_scored_whole(model, tmp_path):
     assert images == {path.name for path in photos.iterdir()}
 
 
-def test_drawn_leaves_out_what_fails(model):
+def test_drawn_leaves_out_what_fails(model: Model) -> None:
     class Fails(GradCAM):
-        def explain(self, network, images, target, layout):
+        def explain(self, network: Any, images: torch.Tensor, target: Any, layout: Any) -> Heatmaps:
             if len(images) > 1 or images.mean() > 0:
                 raise ValueError("bright")
             return super().explain(network, images, target, layout)
 
     work = Work(model, "planted", "GradCAM", limit=6)
     batch = in_a_batch(work)
+    assert batch is not None
     drawn = Scorer(work.request, work.scorer.removal).drawn(Fails(), batch)
     dark = {s.name for s in batch.samples if s.image.mean() <= 0}
     assert set(drawn) == dark
 
 
 @pytest.mark.slow
-def test_scoring_loads_no_lightning():
+def test_scoring_loads_no_lightning() -> None:
     code = (
         "import sys, vision_attn; vision_attn.score; import vision_attn.hub;"
         "print([name for name in sys.modules if 'lightning' in name.split('.')[0]"
@@ -421,14 +435,16 @@ def test_scoring_loads_no_lightning():
 @pytest.mark.parametrize(
     "module", ["vision_attn.runs.scoring", scorer.__name__, "vision_attn.data.preprocess"]
 )
-def test_examples(module):
+def test_examples(module: str) -> None:
     result = doctest.testmod(sys.modules[module])
     assert result.attempted > 0
     assert result.failed == 0
 
 
 @pytest.mark.xdist_group("scored in memory")
-def test_nothing_here_prints(planted, capsys, tmp_path):
+def test_nothing_here_prints(
+    planted: Scores, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     planted.save(tmp_path)
     assert capsys.readouterr() == ("", "")
     assert isinstance(planted.save(str(tmp_path)), Path)

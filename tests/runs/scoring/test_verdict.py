@@ -1,7 +1,9 @@
 """The verdict over scores: the rule on made-up numbers, its words, and what the files say of it."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from vision_attn.methods import (
     CentreGaussian,
     Class,
     EdgeMap,
+    Explainer,
     GradCAM,
     Occlusion,
     RandomMap,
@@ -38,14 +41,19 @@ PREPROCESS = Preprocess((32, 48), (0.5,) * 3, (0.25,) * 3)
 class Named(Samples):
     """Names alone."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         pass
 
-    def __getitem__(self, item):
+    def __getitem__(self, item: Any) -> Any:
         raise NotImplementedError
 
 
-def results_of(leads, images=100, methods=METHODS, **more) -> Results:
+def results_of(
+    leads: dict[str, tuple[float, float]],
+    images: int = 100,
+    methods: tuple[Explainer, ...] = METHODS,
+    **more: Any,
+) -> Results:
     """Scores in which a method leads each baseline by {method: (deletion, insertion)} or 0.
 
     noise: of each image's score, ends: {method: rank correlation with all weights lost}.
@@ -78,14 +86,15 @@ def results_of(leads, images=100, methods=METHODS, **more) -> Results:
     work.data.names = names
     work.all = Share(everything, everything if ends else [])
     work.explainers = explainers
-    work.request = SimpleNamespace(words="the true class", target=Class(), contrast=None)
+    request: Any = SimpleNamespace(words="the true class", target=Class(), contrast=None)
+    work.request = request
     work.model = Model(nn.Sequential(nn.Linear(2, 2)), PREPROCESS, [], None)
     work.requested = images
     work.mosaics = Mosaics("d", work.model, work.data, sides=(), most=0)
     return Results(work, records)
 
 
-def test_ahead_of_every_baseline_by_both_is_trusted_and_the_rest_is_not():
+def test_ahead_of_every_baseline_by_both_is_trusted_and_the_rest_is_not() -> None:
     results = results_of({"GradCAM": (0.2, 0.1), "Occlusion": (-0.1, 0.2)})
     verdict = judge(results)
     trust = {one.method: one.trust for one in verdict.methods}
@@ -106,7 +115,7 @@ def test_ahead_of_every_baseline_by_both_is_trusted_and_the_rest_is_not():
     ]
 
 
-def test_few_images_tell_nothing_however_large_the_lead():
+def test_few_images_tell_nothing_however_large_the_lead() -> None:
     verdict = judge(results_of({"GradCAM": (0.3, 0.3)}, images=19))
     assert verdict.of("unknown") == ["GradCAM", "Occlusion", "Rollout"]
     assert verdict.what == (
@@ -117,7 +126,7 @@ def test_few_images_tell_nothing_however_large_the_lead():
     assert judge(results_of({"GradCAM": (0.3, 0.3)}, images=20)).of("yes") == ["GradCAM"]
 
 
-def test_a_wide_interval_around_no_lead_is_no_proof_of_none():
+def test_a_wide_interval_around_no_lead_is_no_proof_of_none() -> None:
     verdict = judge(results_of({}, images=30, noise=0.5))
     assert "unknown" in {one.trust for one in verdict.methods}
     one = next(one for one in verdict.methods if one.trust == "unknown")
@@ -125,7 +134,7 @@ def test_a_wide_interval_around_no_lead_is_no_proof_of_none():
     assert "not shown to be better than" in one.reason
 
 
-def test_measures_that_disagree_are_named_as_such():
+def test_measures_that_disagree_are_named_as_such() -> None:
     verdict = judge(results_of({"GradCAM": (0.2, 0.0)}))
     (one,) = (one for one in verdict.methods if one.method == "GradCAM")
     assert (one.trust, one.deletion, one.insertion) == ("unknown", "better", "no better")
@@ -138,7 +147,9 @@ def test_measures_that_disagree_are_named_as_such():
     ("end", "trust", "dependence"),
     [(0.1, "yes", "changes"), (0.9, "no", "unchanged"), (0.49, "unknown", "open")],
 )
-def test_a_map_that_outlives_the_weights_is_not_believed(end, trust, dependence):
+def test_a_map_that_outlives_the_weights_is_not_believed(
+    end: float, trust: str, dependence: str
+) -> None:
     # 0.49 to 0.51, a third each: the mean is exactly at the limit
     results = results_of({"GradCAM": (0.2, 0.2)}, images=99, ends={"GradCAM": end, "Rollout": 0.8})
     verdict = judge(results)
@@ -153,7 +164,7 @@ def test_a_map_that_outlives_the_weights_is_not_believed(end, trust, dependence)
         assert verdict.what.startswith("Trust here: GradCAM.")
 
 
-def test_a_lead_that_rounds_to_nothing_is_none():
+def test_a_lead_that_rounds_to_nothing_is_none() -> None:
     verdict = judge(results_of({"GradCAM": (1e-4, 1e-4)}, noise=1e-5))
     (one,) = (one for one in verdict.methods if one.method == "GradCAM")
     assert (one.trust, one.deletion) == ("no", "no better")
@@ -163,7 +174,7 @@ def test_a_lead_that_rounds_to_nothing_is_none():
     assert verdict.what.startswith("Trust none of these methods here: GradCAM, Occlusion, Rollout.")
 
 
-def test_chance_trusts_one_method_in_forty_where_that_is_easiest():
+def test_chance_trusts_one_method_in_forty_where_that_is_easiest() -> None:
     """Better by deletion for sure, by insertion as good as one baseline and better than two."""
     methods = tuple(RawAttention(layer=i) for i in range(20))
     leads = dict.fromkeys(map(str, methods), (0.3, 0.0))
@@ -175,7 +186,7 @@ def test_chance_trusts_one_method_in_forty_where_that_is_easiest():
     assert 0 < trusted <= 0.04 * 400
 
 
-def test_an_explainer_that_is_a_baseline_is_not_judged_but_marked():
+def test_an_explainer_that_is_a_baseline_is_not_judged_but_marked() -> None:
     results = results_of({"EdgeMap(cells=7)": (0.2, 0.2)}, methods=(GradCAM(), EdgeMap(cells=7)))
     assert [one.method for one in judge(results).methods] == ["GradCAM"]
     _, _, rows = next(tables.tables(results))
@@ -185,12 +196,12 @@ def test_an_explainer_that_is_a_baseline_is_not_judged_but_marked():
     ]
 
 
-def test_methods_keep_their_order_whatever_they_score():
+def test_methods_keep_their_order_whatever_they_score() -> None:
     results = results_of({"Rollout": (0.2, 0.2)})
     assert list(results.table) == ["GradCAM", "Occlusion", "Rollout", *map(str, BASELINES)]
 
 
-def test_scores_md_begins_with_the_verdict_and_explains_each_column():
+def test_scores_md_begins_with_the_verdict_and_explains_each_column() -> None:
     results = results_of({"GradCAM": (0.2, 0.1)}, ends={"GradCAM": 0.1})
     title, _, what, _, basis, *rest = tables.as_markdown(results).splitlines()
     verdict = judge(results)
@@ -204,7 +215,7 @@ def test_scores_md_begins_with_the_verdict_and_explains_each_column():
     assert "<li>deletion ↓: the class" in tables.as_html(results)
 
 
-def test_a_baseline_in_bold_is_said_to_have_won():
+def test_a_baseline_in_bold_is_said_to_have_won() -> None:
     results = results_of({"EdgeMap": (0.2, 0.0), "GradCAM": (0.0, 0.2)})
     for text in (tables.as_markdown(results), tables.as_html(results)):
         for name in map(str, BASELINES):
@@ -216,14 +227,14 @@ def test_a_baseline_in_bold_is_said_to_have_won():
     assert "| GradCAM | " in tables.as_markdown(results)
 
 
-def test_equal_means_leave_the_bold_type_to_the_methods():
+def test_equal_means_leave_the_bold_type_to_the_methods() -> None:
     results = results_of({}, noise=0.0)
     assert tables.winners(results, "deletion") == set()  # all print the same
     results = results_of({"GradCAM": (0.1, 0.1), "EdgeMap": (0.1, 0.1)}, noise=0.0)
     assert tables.winners(results, "deletion") == {"GradCAM"}
 
 
-def test_zero_has_no_sign():
+def test_zero_has_no_sign() -> None:
     assert (short(-0.0001), signed(-0.0001), signed(0.0001)) == (".000", "+0.000", "+0.000")
     assert (short(-0.25), signed(-0.25)) == ("-.250", "-0.250")
 
@@ -234,14 +245,14 @@ def untrained() -> Scores:
     network = ViT((32, 48), 8, 3, dim=12, depth=2, heads=2).eval()
     layout = network.layout((32, 48))
     model = Model(network, PREPROCESS, ["a", "b", "c"], layout, "tiny", "random")
-    quick = {"steps": 2, "batch_size": 4, "limit": 4, "progress": Silent()}
+    quick: dict[str, Any] = {"steps": 2, "batch_size": 4, "limit": 4, "progress": Silent()}
     return vision_attn.score(model, "planted", ["GradCAM"], **quick)
 
 
 @pytest.mark.xdist_group("scored untrained")
 def test_the_verdict_is_a_value_in_the_files_and_the_last_word_of_the_command(
-    untrained, tmp_path, capsys
-):
+    untrained: Scores, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     verdict = untrained.verdict()
     assert [row["method"] for row in verdict.rows()] == ["GradCAM"]
     assert verdict.rows()[0]["trust"] == "unknown"
@@ -254,7 +265,7 @@ def test_the_verdict_is_a_value_in_the_files_and_the_last_word_of_the_command(
 
 
 @pytest.mark.xdist_group("scored untrained")
-def test_scores_of_random_weights_say_so(untrained):
+def test_scores_of_random_weights_say_so(untrained: Scores) -> None:
     words = "Random weights: this model has not been trained."
     assert untrained.to_dict()["weights"] == "random"
     assert untrained.verdict().text.startswith(words)
@@ -262,13 +273,13 @@ def test_scores_of_random_weights_say_so(untrained):
         assert words in text
 
 
-def test_no_methods_no_verdict():
+def test_no_methods_no_verdict() -> None:
     results = results_of({}, methods=())
     assert judge(results).what == "No method was scored."
 
 
 @pytest.mark.parametrize(("images", "best", "worst"), [(1, 1, 0), (2, 1, 1), (5, 3, 2), (13, 3, 3)])
-def test_no_image_is_among_the_best_and_the_worst(images, best, worst):
+def test_no_image_is_among_the_best_and_the_worst(images: int, best: int, worst: int) -> None:
     found = results_of({}, images)
     numbers = found.numbers(found.ranking[0], "Rollout")
     lower_is_better = found.ranking[0] == "deletion"
