@@ -1,5 +1,8 @@
 import math
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,9 @@ from vision_attn.models import build
 from vision_attn.training import ConstantRate, ImageClassifier, NonFiniteLoss
 
 
-def test_a_run_learns_and_logs_loss_accuracy_and_calibration(trainer, stripes, small_vit):
+def test_a_run_learns_and_logs_loss_accuracy_and_calibration(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     model = ImageClassifier(small_vit(), partial(AdamW, lr=0.02))
     run = trainer(max_epochs=15)
     run.fit(model, datamodule=stripes())
@@ -21,7 +26,9 @@ def test_a_run_learns_and_logs_loss_accuracy_and_calibration(trainer, stripes, s
     )
 
 
-def test_metrics_are_those_of_the_formulas(trainer, stripes, small_vit):
+def test_metrics_are_those_of_the_formulas(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     model, data = ImageClassifier(small_vit(num_classes=7)), stripes(classes=7)
     (found,) = trainer().test(model, datamodule=data, verbose=False)
     with torch.inference_mode():
@@ -37,15 +44,21 @@ def test_metrics_are_those_of_the_formulas(trainer, stripes, small_vit):
 
 
 @pytest.mark.parametrize(("classes", "logged"), [(3, False), (5, False), (7, True)])
-def test_top5_is_logged_of_more_than_five_classes(classes, logged, trainer, stripes, small_vit):
+def test_top5_is_logged_of_more_than_five_classes(
+    classes: int,
+    logged: bool,
+    trainer: Callable[..., Any],
+    stripes: Callable[..., Any],
+    small_vit: Callable[..., Any],
+) -> None:
     model, data = ImageClassifier(small_vit(num_classes=classes)), stripes(classes=classes)
     (found,) = trainer().test(model, datamodule=data, verbose=False)
     assert "test/top1" in found
     assert ("test/top5" in found) == logged
 
 
-def test_soft_labels_train_as_their_cross_entropy(small_vit):
-    model = ImageClassifier(small_vit())
+def test_soft_labels_train_as_their_cross_entropy(small_vit: Callable[..., Any]) -> None:
+    model: Any = ImageClassifier(small_vit())
     images, shares = torch.randn(5, 3, 8, 8), torch.rand(5, 3).softmax(1)
     model.log_mean = lambda *args: None
     loss = model.training_step((images, shares), 0)
@@ -53,10 +66,12 @@ def test_soft_labels_train_as_their_cross_entropy(small_vit):
     torch.testing.assert_close(loss, expected)
 
 
-def test_the_schedule_spans_the_run_and_the_optimiser_has_its_groups(trainer, stripes, small_vit):
+def test_the_schedule_spans_the_run_and_the_optimiser_has_its_groups(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     seen = []
 
-    def schedule(optimizer, steps):
+    def schedule(optimizer: Any, steps: int) -> ConstantRate:
         seen.append((type(optimizer), steps, len(optimizer.param_groups)))
         return ConstantRate(optimizer, steps)
 
@@ -65,12 +80,16 @@ def test_the_schedule_spans_the_run_and_the_optimiser_has_its_groups(trainer, st
     assert seen == [(SGD, 3, 3)]
 
 
-def test_a_run_without_an_end_has_no_schedule(trainer, stripes, small_vit):
+def test_a_run_without_an_end_has_no_schedule(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     with pytest.raises(ValueError, match=r"how long the run is: give trainer\.max_epochs"):
         trainer(max_epochs=-1).fit(ImageClassifier(small_vit()), datamodule=stripes())
 
 
-def test_a_network_with_another_number_of_classes_is_refused(trainer, stripes, small_vit):
+def test_a_network_with_another_number_of_classes_is_refused(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     model = ImageClassifier(small_vit(num_classes=5))
     with pytest.raises(
         ValueError, match=r"gives 5 classes, the data has 3: --model\.network\.num_classes 3"
@@ -79,8 +98,11 @@ def test_a_network_with_another_number_of_classes_is_refused(trainer, stripes, s
 
 
 def test_checkpoints_are_plain_and_tell_all_that_a_network_needs(
-    trainer, tmp_path, stripes, small_vit
-):
+    trainer: Callable[..., Any],
+    tmp_path: Path,
+    stripes: Callable[..., Any],
+    small_vit: Callable[..., Any],
+) -> None:
     model = ImageClassifier(small_vit(pool="mean", registers=1))
     run = trainer()
     run.fit(model, datamodule=stripes())
@@ -98,7 +120,9 @@ def test_checkpoints_are_plain_and_tell_all_that_a_network_needs(
     torch.testing.assert_close(network.eval()(images), model.eval()(images))
 
 
-def test_a_network_from_elsewhere_trains_and_resumes(trainer, tmp_path, stripes):
+def test_a_network_from_elsewhere_trains_and_resumes(
+    trainer: Callable[..., Any], tmp_path: Path, stripes: Callable[..., Any]
+) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
     trainer().fit(ImageClassifier(network), datamodule=stripes())
     checkpoint = torch.load(tmp_path / "run/last.ckpt", weights_only=True)
@@ -109,8 +133,11 @@ def test_a_network_from_elsewhere_trains_and_resumes(trainer, tmp_path, stripes)
 
 
 def test_nan_stops_before_the_weights_change_and_names_step_and_checkpoint(
-    trainer, tmp_path, stripes, small_vit
-):
+    trainer: Callable[..., Any],
+    tmp_path: Path,
+    stripes: Callable[..., Any],
+    small_vit: Callable[..., Any],
+) -> None:
     model = ImageClassifier(small_vit())
     first = trainer(max_epochs=1)
     first.fit(model, datamodule=stripes())
@@ -128,8 +155,11 @@ def test_nan_stops_before_the_weights_change_and_names_step_and_checkpoint(
 
 
 def test_a_loss_that_is_infinite_in_validation_never_reaches_a_checkpoint(
-    trainer, tmp_path, stripes, small_vit
-):
+    trainer: Callable[..., Any],
+    tmp_path: Path,
+    stripes: Callable[..., Any],
+    small_vit: Callable[..., Any],
+) -> None:
     model = ImageClassifier(small_vit())
     data = stripes()
     data.val_dataloader = stripes(poisoned=3).val_dataloader
@@ -138,7 +168,9 @@ def test_a_loss_that_is_infinite_in_validation_never_reaches_a_checkpoint(
     assert not (tmp_path / "run/last.ckpt").exists()
 
 
-def test_predict_gives_probabilities(trainer, stripes, small_vit):
+def test_predict_gives_probabilities(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     data = stripes()
     model = ImageClassifier(small_vit())
     batches = trainer().predict(model, data.val_dataloader())

@@ -1,6 +1,9 @@
 """A compiled network trains as it would without."""
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,23 +19,37 @@ from vision_attn.training import Compile, ImageClassifier
 class Seen(Callback):
     """Whether the network runs compiled: in training, and while it validates."""
 
-    def __init__(self):
-        self.compiled = {"train": set(), "validate": set()}
+    def __init__(self) -> None:
+        self.compiled: dict[str, set[bool]] = {"train": set(), "validate": set()}
 
-    def _note(self, stage, module):
+    def _note(self, stage: str, module: Any) -> None:
         assert torch._dynamo.eval_frame._stance.stance == "default", "others stay compiled"
         self.compiled[stage].add(is_compiled(module.network))
 
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: Any
+    ) -> None:
         self._note("train", pl_module)
 
-    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+    def on_validation_batch_start(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        batch: Any,
+        batch_idx: Any,
+        dataloader_idx: int = 0,
+    ) -> None:
         self._note("validate", pl_module)
 
 
 @pytest.mark.compiled
-def test_a_compiled_network_ends_with_the_same_weights(trainer, small_vit, stripes, tmp_path):
-    def fit(name, *callbacks):
+def test_a_compiled_network_ends_with_the_same_weights(
+    trainer: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    stripes: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    def fit(name: str, *callbacks: Any) -> ImageClassifier:
         torch.manual_seed(0)
         model = ImageClassifier(small_vit(), partial(SGD, lr=0.1))
         trainer(name, max_epochs=2, callbacks=list(callbacks)).fit(model, datamodule=stripes())
@@ -49,9 +66,12 @@ def test_a_compiled_network_ends_with_the_same_weights(trainer, small_vit, strip
 
 @pytest.mark.compiled
 def test_without_the_reach_into_modules_it_ends_with_the_same_weights(
-    trainer, small_vit, stripes, monkeypatch
-):
-    def fit(name):
+    trainer: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    stripes: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fit(name: str) -> ImageClassifier:
         torch.manual_seed(0)
         model = ImageClassifier(small_vit(), partial(SGD, lr=0.1))
         trainer(name, callbacks=[Compile(backend="aot_eager")]).fit(model, datamodule=stripes())
@@ -64,9 +84,11 @@ def test_without_the_reach_into_modules_it_ends_with_the_same_weights(
 
 
 @pytest.mark.compiled
-def test_a_validation_that_fails_leaves_the_network_as_it_was(trainer, small_vit, stripes):
+def test_a_validation_that_fails_leaves_the_network_as_it_was(
+    trainer: Callable[..., Any], small_vit: Callable[..., Any], stripes: Callable[..., Any]
+) -> None:
     class Fails(Callback):
-        def on_validation_batch_end(self, trainer, *rest):
+        def on_validation_batch_end(self, trainer: Any, *rest: Any) -> None:
             if not trainer.sanity_checking:
                 raise RuntimeError("in validation")
 
@@ -78,9 +100,11 @@ def test_a_validation_that_fails_leaves_the_network_as_it_was(trainer, small_vit
 
 
 @pytest.mark.compiled
-def test_a_training_that_fails_leaves_the_network_as_it_was(trainer, small_vit, stripes):
+def test_a_training_that_fails_leaves_the_network_as_it_was(
+    trainer: Callable[..., Any], small_vit: Callable[..., Any], stripes: Callable[..., Any]
+) -> None:
     class Fails(Callback):
-        def on_train_batch_start(self, trainer, pl_module, *rest):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
             assert is_compiled(pl_module.network)
             raise RuntimeError("in training")
 
@@ -91,7 +115,7 @@ def test_a_training_that_fails_leaves_the_network_as_it_was(trainer, small_vit, 
 
 
 @pytest.mark.compiled
-def test_what_compiles_is_one_graph(small_vit):
+def test_what_compiles_is_one_graph(small_vit: Callable[..., Any]) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     network = small_vit().train()
     network.compile(backend=counter, fullgraph=True)
@@ -99,10 +123,15 @@ def test_what_compiles_is_one_graph(small_vit):
     assert counter.frame_count == 1
 
 
-def test_without_a_compiler_it_says_so(trainer, small_vit, stripes, monkeypatch):
+def test_without_a_compiler_it_says_so(
+    trainer: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    stripes: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from torch._inductor import cpp_builder
 
-    def nothing():
+    def nothing() -> None:
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", nothing)
@@ -117,6 +146,6 @@ def test_without_a_compiler_it_says_so(trainer, small_vit, stripes, monkeypatch)
         ({"mode": "fast"}, "mode must be one of default, .*, got 'fast'"),
     ],
 )
-def test_options_that_torch_does_not_know(options, words):
+def test_options_that_torch_does_not_know(options: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Compile(**options)

@@ -1,6 +1,9 @@
 """Distillation against the formulas of its papers, through whole runs."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from vision_attn.errors import ModelError
 from vision_attn.tokens import layout_of
 from vision_attn.training import ImageClassifier, Summary, ThreadParallel
 from vision_attn.training.flops import training_flops
-from vision_attn.types import Model
+from vision_attn.types import Model, TokenLayout
 
 CLASSES = ["row 0", "row 1", "row 2"]
 
@@ -21,23 +24,31 @@ CLASSES = ["row 0", "row 1", "row 2"]
 class Counted(nn.Module):
     """A linear network of the 2x2 means, which notes what it was given."""
 
-    def __init__(self, classes=3):
+    def __init__(self, classes: int = 3) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.fc = nn.Linear(3 * 4 * 4, classes)
-        self.given = []
+        self.given: list[torch.Tensor] = []
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         self.given.append(images)
         return self.fc(F.adaptive_avg_pool2d(images, 4).flatten(1))
 
 
-def as_model(network, classes=CLASSES, mean=(0.5,) * 3, std=(0.25,) * 3, layout=None):
+def as_model(
+    network: Any,
+    classes: list[str] = CLASSES,
+    mean: tuple[float, float, float] = (0.5,) * 3,
+    std: tuple[float, float, float] = (0.25,) * 3,
+    layout: TokenLayout | None = None,
+) -> Model:
     return Model(network, Preprocess((8, 8), mean, std), classes, layout, "the teacher")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_soft_distillation_is_the_divergence_of_the_softened_probabilities(temperature):
+def test_soft_distillation_is_the_divergence_of_the_softened_probabilities(
+    temperature: float,
+) -> None:
     logits, answers = torch.randn(7, 5).double(), torch.randn(7, 5).double()
     theirs, ours = ((z / temperature).softmax(1) for z in (answers, logits))
     expected = temperature**2 * (theirs * (theirs.log() - ours.log())).sum(1).mean()
@@ -46,7 +57,7 @@ def test_soft_distillation_is_the_divergence_of_the_softened_probabilities(tempe
     )
 
 
-def test_hard_distillation_is_the_cross_entropy_with_the_teachers_class():
+def test_hard_distillation_is_the_cross_entropy_with_the_teachers_class() -> None:
     logits, answers = torch.randn(7, 5), torch.randn(7, 5)
     probabilities = logits.softmax(1)
     chosen = [probabilities[i, int(answers[i].argmax())] for i in range(7)]
@@ -55,7 +66,12 @@ def test_hard_distillation_is_the_cross_entropy_with_the_teachers_class():
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_a_step_mixes_the_loss_with_the_distillation(hard, trainer, stripes, small_vit):
+def test_a_step_mixes_the_loss_with_the_distillation(
+    hard: bool,
+    trainer: Callable[..., Any],
+    stripes: Callable[..., Any],
+    small_vit: Callable[..., Any],
+) -> None:
     teacher, data = Counted().eval(), stripes(images=16)
     distillation = Distillation(as_model(teacher), share=0.3, temperature=2.0, hard=hard)
     model = ImageClassifier(small_vit())
@@ -72,8 +88,8 @@ def test_a_step_mixes_the_loss_with_the_distillation(hard, trainer, stripes, sma
 
 
 def test_the_teacher_sees_its_own_normalisation_and_gives_the_datas_classes(
-    trainer, stripes, small_vit
-):
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     mean, std = (0.1, 0.2, 0.7), (0.3, 0.5, 0.2)
     names = ["something else", "row 2", "row 0", "row 1"]
     teacher, data = Counted(4), stripes(images=16)
@@ -90,25 +106,30 @@ def test_the_teacher_sees_its_own_normalisation_and_gives_the_datas_classes(
 
 
 def test_a_teacher_of_tokens_sees_its_own_size_and_another_the_size_of_training(
-    trainer, stripes, small_vit
-):
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     class Sized(Counted):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             sizes.append(tuple(images.shape[2:]))
             return super().forward(images)
 
+    sizes: list[Any]
     sizes, found = [], []
     layout = layout_of(small_vit(), (8, 8))
     for name, tokens in (("tokens", layout), ("convolutions", None)):
         teacher = as_model(Sized(), layout=tokens)
-        teacher = replace(teacher, preprocess=replace(teacher.preprocess, input_size=(12, 12)))
+        teacher = replace(
+            teacher, preprocess=replace(cast(Any, teacher.preprocess), input_size=(12, 12))
+        )
         run = trainer(name, callbacks=[Distillation(teacher)], max_steps=1, max_epochs=-1)
         run.fit(ImageClassifier(small_vit()), datamodule=stripes(images=16))
         found.append(sizes.pop())
     assert found == [(12, 12), (8, 8)]
 
 
-def test_images_that_come_again_are_answered_once(trainer, stripes, small_vit):
+def test_images_that_come_again_are_answered_once(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     teacher = Counted()
     run = trainer(callbacks=[Distillation(as_model(teacher))], max_epochs=3)
     run.fit(ImageClassifier(small_vit()), datamodule=stripes())
@@ -116,7 +137,13 @@ def test_images_that_come_again_are_answered_once(trainer, stripes, small_vit):
 
 
 @pytest.mark.parametrize("cache", [False, True])
-def test_the_teachers_work_is_work_of_the_run(cache, trainer, stripes, small_vit, tmp_path):
+def test_the_teachers_work_is_work_of_the_run(
+    cache: bool,
+    trainer: Callable[..., Any],
+    stripes: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
     """By hand: 2 x 48 x 3 operations an answer, and 48 or 3 x 48 answers."""
     summary, network, data = Summary(tmp_path), small_vit(), stripes()
     run = trainer(callbacks=[Distillation(as_model(Counted()), cache=cache), summary], max_epochs=3)
@@ -129,9 +156,11 @@ def test_the_teachers_work_is_work_of_the_run(cache, trainer, stripes, small_vit
     assert summary.rows["work"].endswith(" of it the teacher's")
 
 
-def test_answers_are_not_kept_where_no_image_comes_again(trainer, stripes, small_vit):
+def test_answers_are_not_kept_where_no_image_comes_again(
+    trainer: Callable[..., Any], stripes: Any, small_vit: Callable[..., Any]
+) -> None:
     class Noisy(stripes):
-        def on_after_batch_transfer(self, batch, dataloader_idx):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: Any) -> tuple[Any, Any]:
             images, labels = batch
             return images + 0.01 * torch.randn_like(images), labels
 
@@ -139,7 +168,8 @@ def test_answers_are_not_kept_where_no_image_comes_again(trainer, stripes, small
     kept = []
 
     class Watch(ThreadParallel):
-        def on_train_epoch_end(self, trainer, pl_module):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            assert distillation._answers is not None
             kept.append(distillation._answers.kept and len(distillation._answers.kept))
 
     run = trainer(callbacks=[distillation, Watch()], max_epochs=3)
@@ -147,7 +177,9 @@ def test_answers_are_not_kept_where_no_image_comes_again(trainer, stripes, small
     assert kept == [48, 96, None]
 
 
-def test_parts_on_threads_give_the_same_answers(trainer, stripes, small_vit):
+def test_parts_on_threads_give_the_same_answers(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     losses = []
     for name, parts in (("whole", []), ("parts", [ThreadParallel(threads=2, least=0.0)])):
         distillation = Distillation(as_model(Counted()))
@@ -157,7 +189,12 @@ def test_parts_on_threads_give_the_same_answers(trainer, stripes, small_vit):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_the_teacher_comes_from_a_checkpoint(trainer, stripes, small_vit, tmp_path):
+def test_the_teacher_comes_from_a_checkpoint(
+    trainer: Callable[..., Any],
+    stripes: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
     trainer("first").fit(ImageClassifier(small_vit()), datamodule=stripes())
     distillation = Distillation(tmp_path / "first" / "best.ckpt", share=1.0)
     run = trainer("second", callbacks=[distillation], max_epochs=1)
@@ -165,7 +202,9 @@ def test_the_teacher_comes_from_a_checkpoint(trainer, stripes, small_vit, tmp_pa
     assert 0 < run.callback_metrics["train/loss"] < 1.1
 
 
-def test_what_cannot_be_distilled_is_refused_in_words(trainer, stripes, small_vit):
+def test_what_cannot_be_distilled_is_refused_in_words(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     with pytest.raises(ValueError, match=r"share must be in 0\.\.1, got 1\.5"):
         Distillation("timm:resnet18", share=1.5)
     with pytest.raises(ValueError, match=r"temperature must be above 0, got 0\.0"):

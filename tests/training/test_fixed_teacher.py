@@ -1,6 +1,8 @@
 """A teacher that answers once: targets worked out by hand, runs that go on, and refusals."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,16 +22,20 @@ from vision_attn.types import Model
 TRAIN = 23
 
 
-def planted(**options) -> ImageData:
+def planted(**options: Any) -> ImageData:
     return ImageData(Planted(size=16, train=TRAIN, val=5, test=5), batch_size=8, **options)
 
 
-def classifier(**options) -> ImageClassifier:
+def classifier(**options: Any) -> ImageClassifier:
     torch.manual_seed(0)
     return ImageClassifier(ViT(16, 8, 10, dim=12, depth=1, heads=2), **options)
 
 
-def teacher_of(data: ImageData, mean=(0.1, 0.2, 0.7), std=(0.3, 0.5, 0.2)) -> Model:
+def teacher_of(
+    data: ImageData,
+    mean: tuple[float, float, float] = (0.1, 0.2, 0.7),
+    std: tuple[float, float, float] = (0.3, 0.5, 0.2),
+) -> Model:
     data.setup("fit")
     return Model(
         Counted(10).eval(), Preprocess((16, 16), mean, std), data.classes, None, "the teacher"
@@ -38,7 +44,7 @@ def teacher_of(data: ImageData, mean=(0.1, 0.2, 0.7), std=(0.3, 0.5, 0.2)) -> Mo
 
 def by_hand(model: Model, data: ImageData, share: float, hard: bool) -> torch.Tensor:
     """The targets in float64, from the stored pixels."""
-    train = data.splits.train
+    train: Any = data.splits.train
     stored = torch.stack([train.images[i] for i in range(TRAIN)]).double() / 255
     mean, std = (
         torch.tensor(n).double()[:, None, None] for n in ((0.1, 0.2, 0.7), (0.3, 0.5, 0.2))
@@ -54,17 +60,22 @@ def by_hand(model: Model, data: ImageData, share: float, hard: bool) -> torch.Te
 class Seen(Summary):
     """Notes the batches and the data's targets of a run."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.batches, self.targets = [], []
+        self.batches: list[Any] = []
+        self.targets: list[Any] = []
 
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: Any
+    ) -> None:
         self.batches.append(batch)
         self.targets.append(trainer.datamodule.targets)
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_every_view_of_an_image_learns_from_one_answer(hard, trainer, tmp_path):
+def test_every_view_of_an_image_learns_from_one_answer(
+    hard: bool, trainer: Callable[..., Any], tmp_path: Path
+) -> None:
     data = planted(augment=[Flip(p=1.0)])
     model = teacher_of(data)
     expected = by_hand(model, data, 0.3, hard)
@@ -83,7 +94,9 @@ def test_every_view_of_an_image_learns_from_one_answer(hard, trainer, tmp_path):
     assert data.targets is None  # afterwards labels are labels again
 
 
-def test_a_mixture_of_images_learns_the_mixture_of_their_answers(trainer, tmp_path):
+def test_a_mixture_of_images_learns_the_mixture_of_their_answers(
+    trainer: Callable[..., Any], tmp_path: Path
+) -> None:
     data = planted(mix=[CutMix(p=1.0)])
     model = teacher_of(data)
     expected = by_hand(model, data, 1.0, hard=False)
@@ -99,13 +112,15 @@ def test_a_mixture_of_images_learns_the_mixture_of_their_answers(trainer, tmp_pa
     assert (mixed[:, None] - expected).norm(dim=2).amin(1).max() > 0.02  # not the answers as such
 
 
-def _distance(point, start, end) -> float:
+def _distance(point: Any, start: torch.Tensor, end: torch.Tensor) -> float:
     way = end - start
     share = ((point - start) @ way / (way @ way).clamp_min(1e-12)).clamp(0, 1)
     return (point - start - share * way).norm().item()
 
 
-def test_the_teacher_answers_twice_for_each_image_in_the_whole_run(trainer, tmp_path):
+def test_the_teacher_answers_twice_for_each_image_in_the_whole_run(
+    trainer: Callable[..., Any], tmp_path: Path
+) -> None:
     data, summary = planted(), Summary(tmp_path)
     model = teacher_of(data)
     run = trainer(callbacks=[Distillation(model, fixed=True), summary], max_epochs=3)
@@ -116,7 +131,7 @@ def test_the_teacher_answers_twice_for_each_image_in_the_whole_run(trainer, tmp_
     assert summary.figures["pflop teacher"] == pytest.approx(work, rel=1e-12)
 
 
-def stopped_run(trainer, folder: Path) -> Path:
+def stopped_run(trainer: Callable[..., Any], folder: Path) -> Path:
     """The checkpoint of a run of one epoch."""
     data = planted()
     run = trainer("first", callbacks=[Distillation(teacher_of(data), fixed=True)], max_epochs=1)
@@ -125,7 +140,7 @@ def stopped_run(trainer, folder: Path) -> Path:
     return folder / "last.ckpt"
 
 
-def test_a_run_that_goes_on_has_its_answers(trainer, tmp_path):
+def test_a_run_that_goes_on_has_its_answers(trainer: Callable[..., Any], tmp_path: Path) -> None:
     stopped = stopped_run(trainer, tmp_path)
     data = planted()
     model = teacher_of(data)
@@ -137,12 +152,15 @@ def test_a_run_that_goes_on_has_its_answers(trainer, tmp_path):
 
 
 @pytest.mark.parametrize("changed", ["teacher", "images"])
-def test_a_run_that_goes_on_with_something_else_asks_anew(changed, trainer, tmp_path):
+def test_a_run_that_goes_on_with_something_else_asks_anew(
+    changed: str, trainer: Callable[..., Any], tmp_path: Path
+) -> None:
     stopped = stopped_run(trainer, tmp_path)
     data = planted()
     model = teacher_of(data)
     if changed == "images":
-        data.splits.train.images = 255 - data.splits.train.images  # with the same labels
+        train: Any = data.splits.train
+        train.images = 255 - train.images  # with the same labels
     if changed == "teacher":
         model.network.fc.weight.data[3] += 1
     expected = by_hand(model, data, 0.3, hard=False)
@@ -154,7 +172,7 @@ def test_a_run_that_goes_on_with_something_else_asks_anew(changed, trainer, tmp_
     torch.testing.assert_close(seen.targets[0].double(), expected, rtol=0, atol=2e-3)
 
 
-def test_large_logits_keep_their_differences(trainer, tmp_path):
+def test_large_logits_keep_their_differences(trainer: Callable[..., Any], tmp_path: Path) -> None:
     data = planted()
     model = teacher_of(data)
     expected = by_hand(model, data, 1.0, hard=False)
@@ -165,7 +183,9 @@ def test_large_logits_keep_their_differences(trainer, tmp_path):
     torch.testing.assert_close(seen.targets[0].double(), expected, rtol=0, atol=4e-3)
 
 
-def test_the_teacher_answers_for_no_more_images_at_once_than_a_batch(trainer):
+def test_the_teacher_answers_for_no_more_images_at_once_than_a_batch(
+    trainer: Callable[..., Any],
+) -> None:
     data = planted()
     model = teacher_of(data)
     run = trainer(callbacks=[Distillation(model, fixed=True)], max_epochs=1)
@@ -173,7 +193,9 @@ def test_the_teacher_answers_for_no_more_images_at_once_than_a_batch(trainer):
     assert max(map(len, model.network.given)) == 8
 
 
-def test_a_run_planned_by_minutes_has_the_teacher_answer_once(tmp_path, monkeypatch):
+def test_a_run_planned_by_minutes_has_the_teacher_answer_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the rehearsal of the first image size; its work is work of the run."""
     model = teacher_of(planted())
     monkeypatch.setattr("vision_attn.distillation.load_model", lambda _: model)
@@ -208,12 +230,12 @@ def test_a_run_planned_by_minutes_has_the_teacher_answer_once(tmp_path, monkeypa
     assert run.summary["pflop teacher"] == pytest.approx(work, rel=1e-12)
 
 
-def test_fixed_answers_need_a_temperature_of_one():
+def test_fixed_answers_need_a_temperature_of_one() -> None:
     with pytest.raises(ValueError, match=r"fixed answers need a temperature of 1, got 2\.0"):
         Distillation("timm:resnet18", temperature=2.0, fixed=True)
 
 
-def test_fixed_answers_need_a_loss_of_shares(trainer):
+def test_fixed_answers_need_a_loss_of_shares(trainer: Callable[..., Any]) -> None:
     data = planted()
     model = teacher_of(data)
     run = trainer(callbacks=[Distillation(model, fixed=True)], max_epochs=1)
@@ -222,14 +244,16 @@ def test_fixed_answers_need_a_loss_of_shares(trainer):
     assert model.network.given == []
 
 
-def test_fixed_answers_need_image_data(trainer, stripes, small_vit):
+def test_fixed_answers_need_image_data(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     teacher = as_model(Counted())
     run = trainer(callbacks=[Distillation(teacher, fixed=True)], max_epochs=1)
     with pytest.raises(ValueError, match=r"need the images of a vision_attn\.data\.ImageData, got"):
         run.fit(ImageClassifier(small_vit()), datamodule=stripes())
 
 
-def test_fixed_answers_need_one_class_an_image(trainer):
+def test_fixed_answers_need_one_class_an_image(trainer: Callable[..., Any]) -> None:
     data = planted()
     model = teacher_of(data)
     labels = data.splits.train.labels
@@ -239,7 +263,9 @@ def test_fixed_answers_need_one_class_an_image(trainer):
         run.fit(classifier(), datamodule=data)
 
 
-def test_fixed_answers_refuse_photos_that_are_cropped_at_random(trainer, tmp_path):
+def test_fixed_answers_refuse_photos_that_are_cropped_at_random(
+    trainer: Callable[..., Any], tmp_path: Path
+) -> None:
     rng = np.random.default_rng(0)
     for split in ("train", "val"):
         for name in ("a", "b"):

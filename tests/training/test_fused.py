@@ -1,11 +1,16 @@
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from vision_attn.training import ImageClassifier, MuonAdamW, parameter_groups
 from vision_attn.training.cpu.fused import fuse_on_cpu
@@ -14,7 +19,7 @@ from vision_attn.training.cpu.fused import fuse_on_cpu
 class Mixed(nn.Module):
     """Parameters of one to four axes, some of them hidden matrices."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.token = nn.Parameter(torch.zeros(1, 1, 5))
         self.stem = nn.Conv2d(3, 5, 2)
@@ -24,7 +29,9 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.parametrize("optimizer_of", [Adam, AdamW, partial(AdamW, amsgrad=True), MuonAdamW])
-def test_a_fused_adam_steps_as_the_usual_one(optimizer_of):
+def test_a_fused_adam_steps_as_the_usual_one(
+    optimizer_of: Callable[..., Optimizer],
+) -> None:
     torch.manual_seed(0)
     usual = Mixed().double()
     fused = deepcopy(usual)
@@ -50,21 +57,21 @@ def test_a_fused_adam_steps_as_the_usual_one(optimizer_of):
     [{"fused": False}, {"foreach": True}, {"foreach": False}, {"differentiable": True}],
     ids=str,
 )
-def test_what_the_config_asked_for_is_not_fused(asked):
+def test_what_the_config_asked_for_is_not_fused(asked: dict[str, Any]) -> None:
     optimizer = AdamW(parameter_groups(Mixed()), **asked)
     before = [dict(group) for group in optimizer.param_groups]
     fuse_on_cpu(optimizer)
     assert optimizer.param_groups == before
 
 
-def test_other_optimisers_and_devices_are_not_fused():
+def test_other_optimisers_and_devices_are_not_fused() -> None:
     elsewhere = Mixed().to("meta")
     for optimizer in (SGD(parameter_groups(Mixed())), AdamW(parameter_groups(elsewhere))):
         fuse_on_cpu(optimizer)
         assert {group["fused"] for group in optimizer.param_groups} == {None}
 
 
-def test_parameters_in_shares_are_not_fused(mesh):
+def test_parameters_in_shares_are_not_fused(mesh: DeviceMesh) -> None:
     whole = nn.Parameter(torch.randn(5, 3))
     shared = nn.Parameter(DTensor.from_local(torch.randn(5, 3), mesh))
     optimizer = AdamW([{"params": [whole]}, {"params": [shared]}])
@@ -72,7 +79,9 @@ def test_parameters_in_shares_are_not_fused(mesh):
     assert [group["fused"] for group in optimizer.param_groups] == [True, None]
 
 
-def test_a_run_is_fused_and_still_clips_gradients(trainer, stripes, small_vit):
+def test_a_run_is_fused_and_still_clips_gradients(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     model = ImageClassifier(small_vit(), partial(AdamW, lr=0.01, weight_decay=0.0))
     before = model.network.head.weight.clone()
     run = trainer(max_epochs=1, precision="bf16-mixed", gradient_clip_val=1e-12)
@@ -83,7 +92,13 @@ def test_a_run_is_fused_and_still_clips_gradients(trainer, stripes, small_vit):
     assert 0 < moved < 0.01 * run.global_step / 2  # eps stops gradients so small; whole ones move 1
 
 
-def test_a_run_goes_on_as_it_began(trainer, stripes, small_vit, tmp_path, monkeypatch):
+def test_a_run_goes_on_as_it_began(
+    trainer: Callable[..., Any],
+    stripes: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One that began before there was this does not change its way in the middle."""
     path = tmp_path / "as it was.ckpt"
     run = trainer(max_epochs=1)
@@ -101,21 +116,25 @@ def test_a_run_goes_on_as_it_began(trainer, stripes, small_vit, tmp_path, monkey
 class Convolved(nn.Module):
     """Two kernels whose numbers lie in another order in channels-last memory."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 7, 3)
         self.last = nn.Conv2d(7, 3, 3)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         return self.last(self.stem(images)).mean((2, 3))
 
 
-def test_moments_of_another_memory_format_are_laid_out_anew(trainer, stripes, tmp_path):
+def test_moments_of_another_memory_format_are_laid_out_anew(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], tmp_path: Path
+) -> None:
     """A run of channels-last kernels goes on with kernels of the usual format, and the reverse."""
     data, path = stripes(), tmp_path / "half.ckpt"
     formats = torch.channels_last, torch.contiguous_format
 
-    def fit(name, epochs, layout, **options):
+    def fit(
+        name: str, epochs: int, layout: torch.memory_format, **options: Any
+    ) -> tuple[Any, ImageClassifier]:
         torch.manual_seed(0)
         network = Convolved().double().to(memory_format=layout)
         model = ImageClassifier(network, partial(AdamW, lr=0.01), schedule=constant)
@@ -135,12 +154,12 @@ def test_moments_of_another_memory_format_are_laid_out_anew(trainer, stripes, tm
             torch.testing.assert_close(found.network.get_parameter(name), weight)
 
 
-def constant(optimizer, steps):
+def constant(optimizer: Any, steps: int) -> LambdaLR:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_kernels_step_the_same_in_either_memory_format(layout):
+def test_kernels_step_the_same_in_either_memory_format(layout: torch.memory_format) -> None:
     torch.manual_seed(0)
     usual = Convolved().double()
     fused = deepcopy(usual).to(memory_format=layout)
@@ -156,7 +175,7 @@ def test_kernels_step_the_same_in_either_memory_format(layout):
         torch.testing.assert_close(fused.get_parameter(name), weight)
 
 
-def test_parameters_with_gaps_in_memory_are_not_fused():
+def test_parameters_with_gaps_in_memory_are_not_fused() -> None:
     part = nn.Parameter(torch.randn(7, 5)[:, :3])
     optimizer = AdamW([part])
     fuse_on_cpu(optimizer)

@@ -1,10 +1,13 @@
 """Memory that is freed is kept while it is asked for, and given back at the end."""
 
+import ctypes
 import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +40,7 @@ print(json.dumps(found))
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 @pytest.mark.slow
-def test_kept_memory_takes_no_new_pages():
+def test_kept_memory_takes_no_new_pages() -> None:
     """In a process whose malloc has not been told anything, before, in kept_memory, and after.
 
     How many tensors take new pages at first depends on where the system lays the heap: small blocks
@@ -55,41 +58,48 @@ def test_kept_memory_takes_no_new_pages():
 @pytest.mark.parametrize(
     "told", [("MALLOC_TOP_PAD_", "1000"), ("GLIBC_TUNABLES", "glibc.malloc.mxfast=64")]
 )
-def test_the_environment_has_the_last_word(told, monkeypatch):
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: pytest.fail("malloc was told"))
+def test_the_environment_has_the_last_word(
+    told: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail("malloc was told"))
     monkeypatch.setenv(*told)
     with memory.kept_memory() as can:
         assert can is False
 
 
-def test_without_glibc_nothing_happens(monkeypatch):
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
+def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     with memory.kept_memory() as can:
         assert can is False
 
 
 @pytest.fixture
-def states(monkeypatch):
+def states(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
     """What glibc is asked for, in order."""
-    asked = []
+    asked: list[Any] = []
 
     class Libc:
-        def mallopt(self, option, value):
+        def mallopt(self, option: str, value: Any) -> None:
             asked.append((option, value))
 
-        def malloc_trim(self, pad):
+        def malloc_trim(self, pad: Any) -> None:
             asked.append("trim")
 
     monkeypatch.setattr(memory, "_glibc", Libc)
     return asked
 
 
-def test_a_fit_has_it_from_start_to_end(states, trainer, small_vit, stripes):
+def test_a_fit_has_it_from_start_to_end(
+    states: list[tuple[Any, Any]],
+    trainer: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    stripes: Callable[..., Any],
+) -> None:
     class Watched(ImageClassifier):
-        def on_train_batch_start(self, *_):
+        def on_train_batch_start(self, *_: Any) -> None:
             during.append(list(states))
 
-    during = []
+    during: list[Any] = []
     model = Watched(small_vit(), torch.optim.AdamW)
     trainer(callbacks=[KeepMemory()], max_epochs=1).fit(model, datamodule=stripes())
     kept, usual = list(memory.KEEP.items()), list(memory.USUAL.items())
@@ -97,9 +107,14 @@ def test_a_fit_has_it_from_start_to_end(states, trainer, small_vit, stripes):
     assert states == [*kept, *usual, "trim"]
 
 
-def test_a_fit_that_fails_gives_it_back(states, trainer, small_vit, stripes):
+def test_a_fit_that_fails_gives_it_back(
+    states: list[tuple[Any, Any]],
+    trainer: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    stripes: Callable[..., Any],
+) -> None:
     class Fails(ImageClassifier):
-        def on_train_batch_start(self, *_):
+        def on_train_batch_start(self, *_: Any) -> None:
             raise RuntimeError("in training")
 
     with pytest.raises(RuntimeError, match="in training"):

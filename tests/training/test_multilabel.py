@@ -1,7 +1,9 @@
 """Images of any number of classes, and classes of uneven size: loss, metrics, files."""
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ class Marks(Source):
     def __init__(self, several: bool = True):
         self.several = several
 
-    def load(self, root, val_fraction, seed):
+    def load(self, root: Path, val_fraction: Any, seed: int) -> Splits:
         rng = np.random.default_rng(0)
         parts = []
         for count in (41, 23, 29):
@@ -42,10 +44,13 @@ class Marks(Source):
                 )
             tensor = torch.from_numpy(labels)
             parts.append(TensorSet(images, tensor if self.several else tensor.argmax(1)))
-        return Splits(*parts, classes=["one", "two", "three"])
+        train, val, test = parts
+        return Splits(train, val, test, classes=["one", "two", "three"])
 
 
-def fitted(tmp_path, loss, several=True):
+def fitted(
+    tmp_path: Path, loss: MultiLabelCrossEntropy | None, several: bool = True
+) -> tuple[ImageClassifier, ImageData, Mapping[str, float], Any]:
     torch.manual_seed(0)
     network = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(12, 3))
     module = ImageClassifier(network, lambda groups: torch.optim.Adam(groups, lr=0.05), loss=loss)
@@ -68,7 +73,7 @@ def fitted(tmp_path, loss, several=True):
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*log_every_n_steps")
-def test_metrics_are_those_of_scikit_learn(tmp_path):
+def test_metrics_are_those_of_scikit_learn(tmp_path: Path) -> None:
     module, data, measured, logits = fitted(tmp_path, MultiLabelCrossEntropy())
     truth, chances = data.splits.test.labels.numpy(), logits.sigmoid().numpy()
     assert module.monitor == "val/map"
@@ -95,13 +100,13 @@ def test_metrics_are_those_of_scikit_learn(tmp_path):
         assert numbers == pytest.approx([precision[i], recall[i], f1[i], each[i]], abs=1e-4)
     assert float(rows[3]["average precision"]) == pytest.approx(each.mean(), abs=1e-4)
     np.testing.assert_allclose(module.calibration.probabilities(logits).numpy(), chances, atol=1e-6)
-    checkpoint: dict = {}
+    checkpoint: dict[str, Any] = {}
     module.on_save_checkpoint(checkpoint)
     assert checkpoint["vision_attn"]["calibration"]["activation"] == "sigmoid"
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*log_every_n_steps")
-def test_each_class_of_one_class_a_photo(tmp_path):
+def test_each_class_of_one_class_a_photo(tmp_path: Path) -> None:
     _, data, _, logits = fitted(tmp_path, None, several=False)
     truth, found = data.splits.test.labels.numpy(), logits.argmax(1).numpy()
     precision, recall, f1, count = precision_recall_fscore_support(
@@ -116,7 +121,7 @@ def test_each_class_of_one_class_a_photo(tmp_path):
     assert float(rows[3]["recall"]) == pytest.approx(recall[count > 0].mean(), abs=1e-4)
 
 
-def test_balanced_weights_are_those_of_the_training_images():
+def test_balanced_weights_are_those_of_the_training_images() -> None:
     module = ImageClassifier(nn.Linear(1, 3), loss=MultiLabelCrossEntropy(balanced=True, most=2.0))
     data = ImageData(Marks(), batch_size=16)
     module._trainer = type("Stub", (), {"datamodule": data, "training": True})()
@@ -139,13 +144,15 @@ def test_balanced_weights_are_those_of_the_training_images():
         (None, True, "these images have any number of classes: the loss must be"),
     ],
 )
-def test_labels_of_another_kind_are_said(tmp_path, loss, several, message):
+def test_labels_of_another_kind_are_said(
+    tmp_path: Path, loss: MultiLabelCrossEntropy | None, several: bool, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         fitted(Path(tmp_path), loss, several)
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
-def test_views_of_several_classes_have_a_mean_average_precision(tmp_path):
+def test_views_of_several_classes_have_a_mean_average_precision(tmp_path: Path) -> None:
     network = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48, 3))
     module = ImageClassifier(network, loss=MultiLabelCrossEntropy())
     data, views = ImageData(Marks(), batch_size=16), TestTimeAugmentation()
@@ -162,7 +169,7 @@ def test_views_of_several_classes_have_a_mean_average_precision(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*log_every_n_steps")
-def test_photos_of_several_classes_are_watched(tmp_path):
+def test_photos_of_several_classes_are_watched(tmp_path: Path) -> None:
     """The first class of each is what is explained, and all are named."""
     network = ViT(image_size=8, patch_size=4, num_classes=3, dim=8, depth=1, heads=2)
     data, watch = ImageData(Marks(), batch_size=16), WatchHeatmaps(GradCAM(), images=23)

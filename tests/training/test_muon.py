@@ -1,26 +1,30 @@
 import re
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, Optimizer
 
 from vision_attn.training import MuonAdamW, MuonSGD, muon, parameter_groups
 from vision_attn.training.muon import orthogonal
 
 
-def network():
+def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 7, 3), nn.Conv2d(7, 13, 3), nn.Flatten(), nn.Linear(13, 11), nn.Linear(11, 5)
     )
 
 
-def step(network, optimizer):
+def step(network: nn.Sequential, optimizer: Optimizer) -> None:
     optimizer.zero_grad()
     torch.manual_seed(1)
     network(torch.randn(17, 3, 5, 5)).square().mean().backward()
@@ -28,12 +32,14 @@ def step(network, optimizer):
 
 
 @pytest.mark.parametrize("small", [0, 76, muon.SMALL])
-def test_hidden_matrices_move_as_with_torchs_muon(small, monkeypatch):
+def test_hidden_matrices_move_as_with_torchs_muon(
+    small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(muon, "SMALL", small)  # no stacks, those of 5 x 13, of all
     shapes = [(11, 7), (5, 13), (11, 7), (11, 11), (11, 7), (5, 13), (11, 11)]
     ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
-    options = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
+    options: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
     optimizer = MuonAdamW([{"params": ours, "hidden": True}], **options)
     oracle = torch.optim.Muon(theirs, **options)
     for turn in range(3):
@@ -46,7 +52,7 @@ def test_hidden_matrices_move_as_with_torchs_muon(small, monkeypatch):
         torch.testing.assert_close(weight, twin, atol=2e-3, rtol=0)
 
 
-def test_small_matrices_of_one_shape_are_worked_on_together():
+def test_small_matrices_of_one_shape_are_worked_on_together() -> None:
     weights = [
         torch.empty(shape, requires_grad=True)
         for shape in [(7, 3, 3, 3), (7, 27), (27, 7), (512, 513), (512, 513), (7, 27)]
@@ -58,7 +64,7 @@ def test_small_matrices_of_one_shape_are_worked_on_together():
     assert places == [[0, 1], [2], [3], [4]]
 
 
-def test_normed_weights_step_from_the_norm_of_the_square_root_of_their_rows():
+def test_normed_weights_step_from_the_norm_of_the_square_root_of_their_rows() -> None:
     weight = nn.Parameter(17 * torch.randn(7, 3, 3, 3))
     start = weight.detach().flatten(1)
     start = start * 7**0.5 / start.square().sum().sqrt()
@@ -68,7 +74,7 @@ def test_normed_weights_step_from_the_norm_of_the_square_root_of_their_rows():
     torch.testing.assert_close(weight.detach().flatten(1), start - 0.3 * step)
 
 
-def test_the_rest_moves_as_with_adamw():
+def test_the_rest_moves_as_with_adamw() -> None:
     ours, theirs = network(), network()
     muon = MuonAdamW(parameter_groups(ours), adam_lr=0.01, betas=(0.8, 0.9), weight_decay=0.1)
     _, *rest = parameter_groups(theirs)
@@ -82,26 +88,28 @@ def test_the_rest_moves_as_with_adamw():
 class Gated(nn.Module):
     """A matrix, a gate that keeps apart, a classifier."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.stem, self.matrix = nn.Linear(11, 7), nn.Linear(7, 7)
         self.gate, self.head = nn.Linear(7, 7), nn.Linear(7, 5)
-        self.gate.orthogonal = False
+        vars(self.gate)["orthogonal"] = False
         self.double()
 
 
 @pytest.mark.parametrize("head_lr", [0.7, None])
-def test_with_muon_sgd_the_rest_moves_as_with_nesterov_sgd_and_gates_as_with_adamw(head_lr):
+def test_with_muon_sgd_the_rest_moves_as_with_nesterov_sgd_and_gates_as_with_adamw(
+    head_lr: float | None,
+) -> None:
     ours, theirs, start = Gated(), Gated(), Gated()
     muon = MuonSGD(
         parameter_groups(ours), lr=0.2, sgd_lr=0.3, head_lr=head_lr, adam_lr=0.02, momentum=0.5,
         sgd_momentum=0.9, weight_decay=0.01,
     )  # fmt: skip
-    fast = {"lr": head_lr, "weight_decay": 0.01 * 0.3 / head_lr} if head_lr else {}
+    fast: dict[str, Any] = {"lr": head_lr, "weight_decay": 0.01 * 0.3 / head_lr} if head_lr else {}
     heads = {"params": [theirs.stem.weight, theirs.head.weight], **fast}
-    biases = {"params": [theirs.stem.bias, theirs.matrix.bias, theirs.head.bias]}
-    decay = {"momentum": 0.9, "weight_decay": 0.01}
+    biases: dict[str, Any] = {"params": [theirs.stem.bias, theirs.matrix.bias, theirs.head.bias]}
+    decay: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01}
     oracles = [
         SGD([heads, biases], lr=0.3, nesterov=True, **decay),
         AdamW(theirs.gate.parameters(), lr=0.02, betas=(0.9, 0.95), weight_decay=0.0),
@@ -122,7 +130,9 @@ def test_with_muon_sgd_the_rest_moves_as_with_nesterov_sgd_and_gates_as_with_ada
 
 
 @pytest.mark.parametrize("shape", [(13, 5), (5, 13), (11, 11)])
-def test_orthogonal_has_singular_values_near_one_and_keeps_the_directions(shape):
+def test_orthogonal_has_singular_values_near_one_and_keeps_the_directions(
+    shape: tuple[int, int],
+) -> None:
     matrix = torch.randn(shape)
     found = orthogonal(matrix)
     u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
@@ -133,8 +143,8 @@ def test_orthogonal_has_singular_values_near_one_and_keeps_the_directions(shape)
 
 @pytest.mark.parametrize(("precision", "rounding"), [("32-true", 1e-2), ("bf16-mixed", 0.25)])
 def test_orthogonal_brings_values_above_a_share_of_the_norm_near_one(
-    precision, rounding, monkeypatch
-):
+    precision: str, rounding: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bounds of its docstring, of a square matrix whose values go down to almost 0."""
     monkeypatch.setattr(muon, "native_precision", lambda device: precision)
     values = torch.logspace(0, -7, 41)
@@ -148,10 +158,15 @@ def test_orthogonal_brings_values_above_a_share_of_the_norm_near_one(
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (64, 40), (37, 101)])
-def test_orthogonal_keeps_the_bounds_that_its_docstring_names(shape, monkeypatch):
+def test_orthogonal_keeps_the_bounds_that_its_docstring_names(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(muon, "native_precision", lambda device: "32-true")
+    assert orthogonal.__doc__ is not None
     words = " ".join(orthogonal.__doc__.split())
-    low, high = map(float, re.search(r"between (\d\.\d+) and (\d\.\d+)", words).groups())
+    bounds = re.search(r"between (\d\.\d+) and (\d\.\d+)", words)
+    assert bounds is not None
+    low, high = map(float, bounds.groups())
     share = re.search(r"of at least (\d\.\d+) of the matrix's Frobenius norm", words)
     matrix = torch.randn(shape)
     u, values, v = torch.linalg.svd(matrix, full_matrices=False)
@@ -163,7 +178,9 @@ def test_orthogonal_keeps_the_bounds_that_its_docstring_names(shape, monkeypatch
 
 @pytest.mark.parametrize("rank", [3, 31])
 @pytest.mark.parametrize("shape", [(31, 37), (31, 61), (31, 62), (67, 31), (31, 211), (3, 31, 79)])
-def test_orthogonal_is_the_polynomial_of_the_singular_values(shape, rank, monkeypatch):
+def test_orthogonal_is_the_polynomial_of_the_singular_values(
+    shape: tuple[int, ...], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of all of them, in float64, whichever products it takes."""
     monkeypatch.setattr(muon, "native_precision", lambda device: "32-true")
     *stack, rows, columns = shape
@@ -180,7 +197,7 @@ def test_orthogonal_is_the_polynomial_of_the_singular_values(shape, rank, monkey
 
 
 @pytest.mark.parametrize("shape", [(3, 13, 5), (3, 5, 13)])
-def test_orthogonal_of_a_stack_is_that_of_each(shape):
+def test_orthogonal_of_a_stack_is_that_of_each(shape: tuple[int, int, int]) -> None:
     matrices = torch.randn(shape) * torch.logspace(-2, 2, 3)[:, None, None]
     each = torch.stack([orthogonal(matrix) for matrix in matrices])
     torch.testing.assert_close(orthogonal(matrices), each, atol=0.02, rtol=0)
@@ -193,7 +210,11 @@ def test_orthogonal_of_a_stack_is_that_of_each(shape):
         (partial(MuonSGD, lr=0.02, sgd_lr=0.1, head_lr=0.3), [0.01, 0.15, 0.05]),
     ],
 )
-def test_schedules_scale_all_rates_and_the_state_survives_saving(optimizer_of, rates, tmp_path):
+def test_schedules_scale_all_rates_and_the_state_survives_saving(
+    optimizer_of: Callable[..., Optimizer],
+    rates: list[float],
+    tmp_path: Path,
+) -> None:
     net = network()
     optimizer = optimizer_of(parameter_groups(net))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5**t)
@@ -203,7 +224,8 @@ def test_schedules_scale_all_rates_and_the_state_survives_saving(optimizer_of, r
     torch.save(optimizer.state_dict(), tmp_path / "state")
     other = network()
     other.load_state_dict(net.state_dict())
-    resumed = type(optimizer)(parameter_groups(other))
+    kind: Any = type(optimizer)
+    resumed = kind(parameter_groups(other))
     resumed.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
     step(net, optimizer)
     step(other, resumed)
@@ -218,7 +240,7 @@ def test_schedules_scale_all_rates_and_the_state_survives_saving(optimizer_of, r
         *((MuonSGD, name) for name in ("sgd_lr", "head_lr", "sgd_momentum", "weight_decay")),
     ],
 )
-def test_rates_are_not_below_zero(optimizer_of, name):
+def test_rates_are_not_below_zero(optimizer_of: Callable[..., MuonAdamW], name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 0, got -0.5"):
         optimizer_of(parameter_groups(network()), **{name: -0.5})
 
@@ -226,7 +248,10 @@ def test_rates_are_not_below_zero(optimizer_of, name):
 @pytest.mark.parametrize(
     "optimizer_of", [MuonAdamW, partial(MuonAdamW, normed=True), partial(MuonSGD, sgd_lr=0.1)]
 )
-def test_weights_in_shares_move_as_whole_ones(mesh, optimizer_of):
+def test_weights_in_shares_move_as_whole_ones(
+    mesh: DeviceMesh,
+    optimizer_of: Callable[..., Optimizer],
+) -> None:
     whole = network().insert(3, nn.Linear(13, 13)).insert(3, nn.Linear(13, 13))  # go as a stack
     shared = deepcopy(whole)
     fully_shard(shared, mesh=mesh)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from timm import create_model
@@ -8,7 +10,7 @@ from vision_attn.training.parameters import layer_numbers
 
 
 class Tokens(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.cls_token = nn.Parameter(torch.zeros(1, 1, 5))
         self.pos_embed = nn.Parameter(torch.zeros(1, 7, 5))
@@ -19,11 +21,11 @@ class Tokens(nn.Module):
         self.head = nn.Linear(5, 3)
 
 
-def names(network, group):
+def names(network: nn.Module, group: dict[str, Any]) -> set[Any]:
     return {n for n, p in network.named_parameters() if any(p is q for q in group["params"])}
 
 
-def test_only_matrices_and_kernels_decay():
+def test_only_matrices_and_kernels_decay() -> None:
     network = Tokens()
     hidden, ends, rest = parameter_groups(network)
     assert names(network, hidden) == {"inner.weight", "deep.weight"}
@@ -37,7 +39,7 @@ def test_only_matrices_and_kernels_decay():
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "seresnet50"])
-def test_agrees_with_timm_on_what_decays(name):
+def test_agrees_with_timm_on_what_decays(name: str) -> None:
     from timm.optim import param_groups_weight_decay
 
     network = create_model(name)
@@ -48,7 +50,7 @@ def test_agrees_with_timm_on_what_decays(name):
     assert sum(len(g["params"]) for g in parameter_groups(network)) == len([*network.parameters()])
 
 
-def test_frozen_parameters_are_left_out():
+def test_frozen_parameters_are_left_out() -> None:
     network = Tokens()
     network.requires_grad_(False)
     network.head.requires_grad_(True)
@@ -60,7 +62,7 @@ def test_frozen_parameters_are_left_out():
         parameter_groups(network)
 
 
-def test_layer_decay_is_that_of_beit():
+def test_layer_decay_is_that_of_beit() -> None:
     """decay to the power of depth + 1 - layer: the stem is layer 0, block i is layer i + 1."""
     network = create_model("vit_tiny_patch16_224", depth=3)
     layers = {"cls_token": 0, "pos_embed": 0, "patch_embed": 0, "norm": 4, "head": 4}
@@ -73,7 +75,7 @@ def test_layer_decay_is_that_of_beit():
     assert all("lr_scale" not in group for group in parameter_groups(network))
 
 
-def test_layers_are_numbered_blocks_between_stem_and_head():
+def test_layers_are_numbered_blocks_between_stem_and_head() -> None:
     names = ["cls", "stem.0.w", "layers.3.blocks.1.w", "layers.3.blocks.2.w", "layers.4.w", "fc1.w"]
     assert layer_numbers(names) == [0, 1, 2, 2, 3, 4]
     assert layer_numbers(["0.weight", "0.bias", "2.weight"]) == [1, 1, 2]
@@ -81,7 +83,7 @@ def test_layers_are_numbered_blocks_between_stem_and_head():
         parameter_groups(Tokens(), layer_decay=0.0)
 
 
-def test_a_frozen_stem_is_still_the_stem():
+def test_a_frozen_stem_is_still_the_stem() -> None:
     network = Tokens()
     network.stem.requires_grad_(False)
     hidden, ends, _ = parameter_groups(network)
@@ -89,8 +91,8 @@ def test_a_frozen_stem_is_still_the_stem():
     assert names(network, ends) == {"head.weight"}
 
 
-def test_a_module_may_keep_its_parameters_apart():
-    network = Tokens()
+def test_a_module_may_keep_its_parameters_apart() -> None:
+    network: Any = Tokens()
     network.inner.orthogonal = False
     hidden, ends, apart, rest, apart_too = parameter_groups(network)
     assert names(network, hidden) == {"deep.weight"}

@@ -1,7 +1,10 @@
 """What a config may add to a run: views, whitening, weights of classes, a range test of rates."""
 
 import json
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +35,7 @@ from vision_attn.training.flops import forward_flops, peak_flops, training_flops
 class Uneven(Source):
     """Seven dark images of one class and two bright ones of another."""
 
-    def load(self, root, val_fraction, seed):
+    def load(self, root: Path, val_fraction: Any, seed: int) -> Splits:
         labels = torch.tensor([0] * 7 + [1] * 2)
         images = (labels * 200).view(-1, 1, 1, 1).expand(-1, 3, 8, 8).to(torch.uint8).contiguous()
         part = TensorSet(images + torch.randint(0, 50, images.shape, dtype=torch.uint8), labels)
@@ -40,8 +43,11 @@ class Uneven(Source):
 
 
 def test_views_are_averaged_and_their_accuracy_stands_beside_the_plain_one(
-    trainer, stripes, small_vit, tmp_path
-):
+    trainer: Callable[..., Any],
+    stripes: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
     model, data = ImageClassifier(small_vit()), stripes()
     views, summary = TestTimeAugmentation(shift=1), Summary(tmp_path)
     run = trainer(callbacks=[views, summary])
@@ -69,9 +75,9 @@ def test_views_are_averaged_and_their_accuracy_stands_beside_the_plain_one(
         TestTimeAugmentation(-1)
 
 
-def test_mirrored_views_alone():
+def test_mirrored_views_alone() -> None:
     class Left(nn.Module):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
             return images[:, 0, :, 0]
 
     images = torch.randn(5, 3, 4, 7)
@@ -81,7 +87,9 @@ def test_mirrored_views_alone():
     )
 
 
-def test_balanced_cross_entropy_weighs_classes_by_their_data(trainer, tmp_path):
+def test_balanced_cross_entropy_weighs_classes_by_their_data(
+    trainer: Callable[..., Any], tmp_path: Path
+) -> None:
     loss = BalancedCrossEntropy(label_smoothing=0.1)
     model = ImageClassifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), loss=loss)
     trainer(max_epochs=1).fit(model, datamodule=ImageData(Uneven(), batch_size=3))
@@ -93,7 +101,9 @@ def test_balanced_cross_entropy_weighs_classes_by_their_data(trainer, tmp_path):
     torch.testing.assert_close(loss(logits, labels), expected)
 
 
-def test_the_first_layer_is_whitened_before_the_run_and_kept_when_it_resumes(trainer, tmp_path):
+def test_the_first_layer_is_whitened_before_the_run_and_kept_when_it_resumes(
+    trainer: Callable[..., Any], tmp_path: Path
+) -> None:
     data = partial(ImageData, Planted(16, train=40, val=8, test=8), batch_size=20)
     model = ImageClassifier(FastCNN(widths=(8, 8, 8)))
     trainer(max_epochs=1, callbacks=[Whiten()]).fit(model, datamodule=data())
@@ -112,7 +122,9 @@ def test_the_first_layer_is_whitened_before_the_run_and_kept_when_it_resumes(tra
         )
 
 
-def test_layers_learn_slower_the_deeper_they_are(trainer, stripes, small_vit):
+def test_layers_learn_slower_the_deeper_they_are(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     model = ImageClassifier(small_vit(), partial(MuonAdamW, lr=0.1), ConstantRate, layer_decay=0.5)
     run = trainer(max_epochs=1)
     run.fit(model, datamodule=stripes())
@@ -128,9 +140,12 @@ def test_layers_learn_slower_the_deeper_they_are(trainer, stripes, small_vit):
 
 
 def test_a_range_test_suggests_a_rate_and_leaves_the_run_as_it_was(
-    trainer, small_vit, tmp_path, capsys
-):
-    def weights(name, callbacks):
+    trainer: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def weights(name: str, callbacks: list[Any]) -> Any:
         data = ImageData(Planted(8 * 2, train=60, val=8, test=8), batch_size=20)
         model = ImageClassifier(small_vit(image_size=16, num_classes=10), partial(SGD, lr=0.1))
         trainer(name, callbacks=callbacks, max_epochs=2).fit(model, datamodule=data)
@@ -145,17 +160,21 @@ def test_a_range_test_suggests_a_rate_and_leaves_the_run_as_it_was(
         LearningRateRangeTest(low=2.0, high=1.0)
 
 
-def test_the_suggestion_is_where_the_loss_falls_fastest():
+def test_the_suggestion_is_where_the_loss_falls_fastest() -> None:
     test = LearningRateRangeTest(steps=21, low=0.01, high=1.0)
     losses = [2.0] * 8 + [1.6, 1.0, 0.6] + [0.5] * 5 + [3.0] * 5
     assert test.factor(0) == pytest.approx(0.01)
     assert test.factor(20) == pytest.approx(1.0)
-    assert test.factor(6) <= test._best(losses) <= test.factor(10)
+    best = test._best(losses)
+    assert best is not None
+    assert test.factor(6) <= best <= test.factor(10)
     assert test._best([2.0] * 9) is None
 
 
 @pytest.mark.parametrize("by_torch", [True, False])
-def test_operations_are_those_of_the_formula(by_torch, monkeypatch):
+def test_operations_are_those_of_the_formula(
+    by_torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not by_torch:  # as in torch 2.11, which does not know fused attention on CPUs
         for name in (FLASH_KERNEL, f"{FLASH_KERNEL}_backward"):
             monkeypatch.delitem(flop_registry, getattr(torch.ops.aten, name), raising=False)
@@ -175,7 +194,7 @@ def test_operations_are_those_of_the_formula(by_torch, monkeypatch):
     assert peak_flops(torch.device("cpu"), torch.float32, size=64, rounds=1) > 1e6
 
 
-def test_counting_draws_no_random_numbers(small_vit):
+def test_counting_draws_no_random_numbers(small_vit: Callable[..., Any]) -> None:
     vit = small_vit(drop_path=0.5, patch_drop=0.5)
     before = torch.get_rng_state()
     dropped = training_flops(vit, torch.randn(2, 3, 8, 8, generator=torch.Generator()))
@@ -184,8 +203,11 @@ def test_counting_draws_no_random_numbers(small_vit):
 
 
 def test_the_summary_counts_operations_and_what_the_machine_could(
-    trainer, stripes, small_vit, tmp_path
-):
+    trainer: Callable[..., Any],
+    stripes: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
     model, summary = ImageClassifier(small_vit()), Summary(tmp_path)
     trainer(max_epochs=1, callbacks=[summary]).fit(model, datamodule=stripes())
     figures = json.loads((tmp_path / "summary.json").read_text())
@@ -203,8 +225,12 @@ def test_the_summary_counts_operations_and_what_the_machine_could(
 
 
 def test_the_summary_is_of_the_device_that_trained(
-    trainer, stripes, small_vit, tmp_path, monkeypatch
-):
+    trainer: Callable[..., Any],
+    stripes: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, summary = ImageClassifier(small_vit()), Summary(tmp_path)
     run = trainer(max_epochs=1, callbacks=[summary])
     run.fit(model, datamodule=stripes())
@@ -219,16 +245,20 @@ def test_the_summary_is_of_the_device_that_trained(
 
 
 def test_the_peak_is_measured_between_the_steps_and_is_no_part_of_them(
-    trainer, stripes, small_vit, tmp_path, monkeypatch
-):
+    trainer: Callable[..., Any],
+    stripes: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, summary = ImageClassifier(small_vit()), Summary(tmp_path)
     clock, peaks = [0.0], [9e9, 2e9, 1e9, 4e9, 7e9, 1e9]  # three steps an epoch
 
-    def peak(*_):
+    def peak(*_: Any) -> float:
         clock[0] += 1000.0  # seconds
         return peaks.pop(0)
 
-    def slow(*_):
+    def slow(*_: Any) -> None:
         clock[0] += 2.0
 
     monkeypatch.setattr(report, "PEAKS", 3.0)
@@ -242,13 +272,15 @@ def test_the_peak_is_measured_between_the_steps_and_is_no_part_of_them(
     assert figures["images/s"] == pytest.approx(96 / 12)
 
 
-def test_the_peak_draws_no_random_numbers():
+def test_the_peak_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
     peak_flops(torch.device("cpu"), torch.bfloat16, size=7, rounds=1)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_run_on_growing_images_counts_the_operations_of_each_size(trainer, small_vit, tmp_path):
+def test_a_run_on_growing_images_counts_the_operations_of_each_size(
+    trainer: Callable[..., Any], small_vit: Callable[..., Any], tmp_path: Path
+) -> None:
     data = ImageData(
         Planted(16, train=40, val=8, test=8),
         batch_size=20,
@@ -267,7 +299,9 @@ def test_a_run_on_growing_images_counts_the_operations_of_each_size(trainer, sma
     assert figures["flops/s"] == pytest.approx(3 * mean * figures["images/s"])
 
 
-def test_a_frozen_trunk_keeps_weights_and_statistics_and_its_classifier_learns(trainer):
+def test_a_frozen_trunk_keeps_weights_and_statistics_and_its_classifier_learns(
+    trainer: Callable[..., Any],
+) -> None:
     torch.manual_seed(0)
     model = ImageClassifier(SEResNet(widths=(4, 4, 4, 4)), partial(SGD, lr=0.1))
     before = {name: value.clone() for name, value in model.state_dict().items()}

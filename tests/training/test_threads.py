@@ -1,9 +1,11 @@
 """A batch in parts gives what the whole batch gives, or is left whole."""
 
 import threading
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,9 +24,9 @@ from vision_attn.training.cpu.threads import InParts
 class Seen(nn.Module):
     """Passes images on, and notes in which thread, how many and in what modes."""
 
-    calls: ClassVar[list] = []
+    calls: ClassVar[list[Any]] = []
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         name = threading.current_thread().name
         modes = torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
         self.calls.append((name, len(images), torch.get_num_threads(), self.training, *modes))
@@ -34,25 +36,26 @@ class Seen(nn.Module):
 class Noted(nn.Module):
     """The network behind a `Seen`; its calls, but for those in which it is tried out."""
 
-    def __init__(self, network):
+    def __init__(self, network: Any) -> None:
         super().__init__()
         self.seen, self.network = Seen(), network
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         return self.network(self.seen(images))
 
 
 @pytest.fixture
-def calls(monkeypatch):
-    monkeypatch.setattr(Seen, "calls", found := [])
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    found: list[Any] = []
+    monkeypatch.setattr(Seen, "calls", found)
     return found
 
 
 @pytest.fixture
-def in_parts():
+def in_parts() -> Iterator[Callable[..., Any]]:
     made = []
 
-    def make(threads=2, **options):
+    def make(threads: int = 2, **options: Any) -> InParts:
         made.append(InParts(threads, **{"least": 0.0, **options}))
         return made[-1]
 
@@ -61,13 +64,25 @@ def in_parts():
         each.close()
 
 
-def vit(**options):
+def vit(**options: Any) -> ViT:
     torch.manual_seed(0)
-    sizes = {"image_size": 8, "patch_size": 2, "num_classes": 5, "dim": 12, "depth": 2}
+    sizes: dict[str, Any] = {
+        "image_size": 8,
+        "patch_size": 2,
+        "num_classes": 5,
+        "dim": 12,
+        "depth": 2,
+    }
     return ViT(**sizes, **options).train()
 
 
-def gradients(network, run, images, dtype=torch.float64, autocast=False):
+def gradients(
+    network: nn.Module,
+    run: Callable[..., torch.Tensor],
+    images: torch.Tensor,
+    dtype: torch.dtype = torch.float64,
+    autocast: bool = False,
+) -> tuple[Any, dict[Any, Any]]:
     """Logits, and gradients of a loss that is no mean over images."""
     network.to(dtype).zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -80,7 +95,9 @@ def gradients(network, run, images, dtype=torch.float64, autocast=False):
 
 @pytest.mark.parametrize("images", [2, 7, 13])
 @pytest.mark.parametrize("threads", [2, 3])
-def test_logits_and_gradients_are_those_of_the_whole_batch(images, threads, in_parts, calls):
+def test_logits_and_gradients_are_those_of_the_whole_batch(
+    images: int, threads: int, in_parts: Callable[..., Any], calls: list[Any]
+) -> None:
     network, batch = Noted(vit()), torch.randn(images, 3, 8, 8)
     whole = gradients(network, as_it_is, batch)
     parts = in_parts(threads)
@@ -93,7 +110,7 @@ def test_logits_and_gradients_are_those_of_the_whole_batch(images, threads, in_p
     assert all(name.startswith("part") and cores >= 1 for name, _, cores, *_ in calls)
 
 
-def test_the_same_bits_every_time(in_parts):
+def test_the_same_bits_every_time(in_parts: Callable[..., Any]) -> None:
     network, batch, parts = vit(), torch.randn(11, 3, 8, 8), in_parts(3)
     first = gradients(network, parts, batch, torch.float32)
     for _ in range(5):
@@ -101,7 +118,9 @@ def test_the_same_bits_every_time(in_parts):
         torch.testing.assert_close(again, first, rtol=0, atol=0)
 
 
-def test_threads_have_the_modes_of_the_caller(in_parts, calls):
+def test_threads_have_the_modes_of_the_caller(
+    in_parts: Callable[..., Any], calls: list[Any]
+) -> None:
     network, batch, parts = Noted(vit()), torch.randn(4, 3, 8, 8), in_parts()
     with torch.autocast("cpu", torch.bfloat16):
         logits = parts(network, batch)
@@ -125,16 +144,16 @@ def test_threads_have_the_modes_of_the_caller(in_parts, calls):
 class Sum(nn.Module):
     """Two parameters with one and the same gradient, one without any, and a frozen one."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.a, self.b, self.unused = (nn.Parameter(torch.rand(5)) for _ in range(3))
         self.frozen = nn.Parameter(torch.rand(5), requires_grad=False)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         return images.mean((2, 3)).sum(1, keepdim=True) * self.frozen + (self.a + self.b)
 
 
-def test_shared_missing_and_frozen_gradients(in_parts):
+def test_shared_missing_and_frozen_gradients(in_parts: Callable[..., Any]) -> None:
     network, batch = Sum(), torch.rand(7, 3, 8, 8)
     in_parts()(network, batch).sum().backward()
     torch.testing.assert_close(network.a.grad, torch.full((5,), 7.0))
@@ -144,18 +163,18 @@ def test_shared_missing_and_frozen_gradients(in_parts):
 
 
 class Drawing(nn.Module):
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         return images * torch.rand(()) if self.training else images
 
 
 class Counting(nn.Module):
     """Counts its images in a buffer."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.register_buffer("images", torch.zeros((), dtype=torch.long))
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         self.images += len(images)
         return images
 
@@ -164,7 +183,11 @@ class Counting(nn.Module):
     "first", [Drawing, partial(nn.Dropout, 0.1), partial(nn.BatchNorm2d, 3), Counting,
               partial(nn.BatchNorm2d, 3, track_running_stats=False)],
 )  # fmt: skip
-def test_what_would_not_be_the_same_stays_whole(first, in_parts, calls):
+def test_what_would_not_be_the_same_stays_whole(
+    first: Callable[..., nn.Module],
+    in_parts: Callable[..., Any],
+    calls: list[Any],
+) -> None:
     """And the trial leaves no trace: the network goes on to the bit as without."""
     network, batch = Noted(nn.Sequential(first(), vit())), torch.randn(6, 3, 8, 8)
     same = deepcopy(network)
@@ -179,7 +202,7 @@ def test_what_would_not_be_the_same_stays_whole(first, in_parts, calls):
     assert [size for name, size, *_ in calls if name == "MainThread"][-2:] == [6, 6]
 
 
-def test_the_trial_leaves_no_casts_behind(in_parts):
+def test_the_trial_leaves_no_casts_behind(in_parts: Callable[..., Any]) -> None:
     """Autocast would keep what it cast without gradients, and use it with them."""
     network, batch = nn.Sequential(Drawing(), vit()), torch.randn(6, 3, 8, 8)
     found = []
@@ -189,7 +212,7 @@ def test_the_trial_leaves_no_casts_behind(in_parts):
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
 
 
-def test_buffers_that_changed_between_are_those_of_the_parts(in_parts):
+def test_buffers_that_changed_between_are_those_of_the_parts(in_parts: Callable[..., Any]) -> None:
     """Trained whole, as its batches are small, evaluated in parts: with its present statistics."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3 * 64, 5))
@@ -203,14 +226,14 @@ def test_buffers_that_changed_between_are_those_of_the_parts(in_parts):
     parts(network.train(), batch).sum().backward()
 
 
-def test_two_calls_before_one_backward_pass(in_parts):
+def test_two_calls_before_one_backward_pass(in_parts: Callable[..., Any]) -> None:
     network, batch = nn.Sequential(nn.BatchNorm2d(3), vit()), torch.randn(6, 3, 8, 8)
     parts = in_parts(batch_norms=True)
     sum(parts(network, batch).square().sum() for _ in range(2)).backward()
     assert all(p.grad is not None for p in network.parameters())
 
 
-def test_batch_norms_in_parts_where_wanted(in_parts):
+def test_batch_norms_in_parts_where_wanted(in_parts: Callable[..., Any]) -> None:
     """Each part by its own statistics, the running ones the means of the parts'."""
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(3, momentum=0.3)
@@ -232,6 +255,7 @@ def test_batch_norms_in_parts_where_wanted(in_parts):
     torch.testing.assert_close(norm.running_mean, (0.3 + 0.7 * 0.3) * mean)
     torch.testing.assert_close(norm.running_var, 0.7**2 + (0.3 + 0.7 * 0.3) * variance)
     assert norm.num_batches_tracked == 2
+    assert norm.running_mean is not None
     norm.running_mean.fill_(5)  # as a checkpoint that is loaded does
     network.eval()
     with torch.no_grad():
@@ -239,7 +263,9 @@ def test_batch_norms_in_parts_where_wanted(in_parts):
 
 
 @pytest.mark.parametrize(("least", "divided"), [(2.5, True), (3.5, False)])
-def test_small_work_stays_whole(least, divided, in_parts, calls):
+def test_small_work_stays_whole(
+    least: float, divided: bool, in_parts: Callable[..., Any], calls: list[Any]
+) -> None:
     """6 images are 6 times one; a part must have at least `least` times one."""
     network, batch = Noted(vit()), torch.randn(6, 3, 8, 8)
     parts = in_parts()
@@ -251,14 +277,16 @@ def test_small_work_stays_whole(least, divided, in_parts, calls):
     assert sorted(size for _, size, *_ in calls) == ([3, 3] if divided else [6])
 
 
-def test_what_needs_the_images_gradient_stays_whole(in_parts):
+def test_what_needs_the_images_gradient_stays_whole(in_parts: Callable[..., Any]) -> None:
     network, batch = vit(), torch.randn(4, 3, 8, 8, requires_grad=True)
     in_parts()(network, batch).sum().backward()
     assert batch.grad is not None
     assert batch.grad.abs().sum() > 0
 
 
-def test_hooks_are_not_copied_and_other_networks_are_told_apart(in_parts):
+def test_hooks_are_not_copied_and_other_networks_are_told_apart(
+    in_parts: Callable[..., Any],
+) -> None:
     network, other, batch = vit(), vit(), torch.randn(4, 3, 8, 8)
     nn.init.normal_(other.head.weight)
     heard, parts = [], in_parts()
@@ -268,7 +296,7 @@ def test_hooks_are_not_copied_and_other_networks_are_told_apart(in_parts):
     assert all(module is network.head for module in heard)
 
 
-def test_threads_that_come_later_have_all_cores(in_parts):
+def test_threads_that_come_later_have_all_cores(in_parts: Callable[..., Any]) -> None:
     before, found = torch.get_num_threads(), []
     try:
         torch.set_num_threads(2)
@@ -284,11 +312,11 @@ def test_threads_that_come_later_have_all_cores(in_parts):
     assert found == [2, 2]
 
 
-def test_a_thread_new_to_torch_keeps_its_cores():
+def test_a_thread_new_to_torch_keeps_its_cores() -> None:
     """It may never have asked for their number before it hands work on."""
     before, found = torch.get_num_threads(), []
 
-    def work():
+    def work() -> None:
         torch.set_num_threads(2)
         with Threads(2) as threads:
             threads.each(torch.zeros, [3, 4])
@@ -304,13 +332,13 @@ def test_a_thread_new_to_torch_keeps_its_cores():
 
 
 class Broken(nn.Module):
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         if len(images) > 1:
             raise ValueError("this image is none")
         return images.mean((2, 3))
 
 
-def test_an_error_in_a_part_is_the_callers(in_parts):
+def test_an_error_in_a_part_is_the_callers(in_parts: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"^this image is none$"):
         in_parts()(Broken().eval(), torch.rand(6, 3, 8, 8))
 
@@ -322,7 +350,7 @@ def test_an_error_in_a_part_is_the_callers(in_parts):
         ({"least": -1.0}, r"least must be at least 0 operations, got -1\.0"),
     ],
 )
-def test_options_out_of_range(options, message):
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         ThreadParallel(**options)
 
@@ -330,18 +358,32 @@ def test_options_out_of_range(options, message):
 class Ways(Callback):
     """How the network is called in training and in validation."""
 
-    def __init__(self):
-        self.found = set()
+    def __init__(self) -> None:
+        self.found: set[tuple[str, type]] = set()
 
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: Any
+    ) -> None:
         self.found.add(("train", type(pl_module.run)))
 
-    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+    def on_validation_batch_start(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        batch: Any,
+        batch_idx: Any,
+        dataloader_idx: int = 0,
+    ) -> None:
         self.found.add(("validate", type(pl_module.run)))
 
 
-def test_a_run_in_parts_ends_with_the_same_weights(trainer, small_vit, stripes, tmp_path):
-    def fit(name, *callbacks, **options):
+def test_a_run_in_parts_ends_with_the_same_weights(
+    trainer: Callable[..., Any],
+    small_vit: Callable[..., Any],
+    stripes: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    def fit(name: str, *callbacks: Any, **options: Any) -> ImageClassifier:
         torch.manual_seed(0)
         model = ImageClassifier(small_vit(), partial(SGD, lr=0.1, momentum=0.9))
         trainer(name, callbacks=list(callbacks), **options).fit(model, datamodule=stripes())
@@ -356,10 +398,12 @@ def test_a_run_in_parts_ends_with_the_same_weights(trainer, small_vit, stripes, 
     assert saved.keys() == whole.state_dict().keys()
 
 
-def test_beside_averaged_and_frozen_weights(trainer, stripes, small_vit):
+def test_beside_averaged_and_frozen_weights(
+    trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
+) -> None:
     """What copies the model copies no threads."""
 
-    def fit(name, *callbacks):
+    def fit(name: str, *callbacks: Any) -> ImageClassifier:
         torch.manual_seed(0)
         network = small_vit()
         network.patch_embed.requires_grad_(False)
@@ -373,8 +417,10 @@ def test_beside_averaged_and_frozen_weights(trainer, stripes, small_vit):
 
 
 @pytest.mark.compiled
-def test_compiled_networks_stay_whole(trainer, small_vit, stripes):
-    def fit(name, *callbacks):
+def test_compiled_networks_stay_whole(
+    trainer: Callable[..., Any], small_vit: Callable[..., Any], stripes: Callable[..., Any]
+) -> None:
+    def fit(name: str, *callbacks: Any) -> ImageClassifier:
         torch.manual_seed(0)
         model = ImageClassifier(small_vit(), partial(SGD, lr=0.1))
         trainer(name, callbacks=list(callbacks)).fit(model, datamodule=stripes())
@@ -384,7 +430,9 @@ def test_compiled_networks_stay_whole(trainer, small_vit, stripes):
     torch.testing.assert_close(compiled.state_dict(), fit("plain").state_dict())
 
 
-def test_a_run_that_fails_gives_its_threads_back(trainer, small_vit, stripes):
+def test_a_run_that_fails_gives_its_threads_back(
+    trainer: Callable[..., Any], small_vit: Callable[..., Any], stripes: Callable[..., Any]
+) -> None:
     model = ImageClassifier(small_vit(), partial(SGD, lr=0.1))
     with pytest.raises(ValueError, match=r"^loss is nan at step"):
         trainer(callbacks=[ThreadParallel(2, least=0.0)]).fit(
@@ -393,7 +441,9 @@ def test_a_run_that_fails_gives_its_threads_back(trainer, small_vit, stripes):
     assert model.run is as_it_is
 
 
-def test_the_fast_cnn_learns_in_parts(trainer, stripes):
+def test_the_fast_cnn_learns_in_parts(
+    trainer: Callable[..., Any], stripes: Callable[..., Any]
+) -> None:
     """A network of batch norms, whitened first."""
     torch.manual_seed(0)
     model = ImageClassifier(FastCNN(3, widths=(8, 8)), partial(AdamW, lr=1e-2))

@@ -1,6 +1,8 @@
 """Heatmaps of validation images while a network trains."""
 
 from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,7 +24,13 @@ def data() -> LightningDataModule:
     return ImageData(Planted(size=16, train=20, val=7, test=3), batch_size=10)
 
 
-def train(callback, folder, epochs=3, loggers=(), **given):
+def train(
+    callback: WatchHeatmaps,
+    folder: Path,
+    epochs: int = 3,
+    loggers: tuple[Any, ...] | list[Any] = (),
+    **given: Any,
+) -> ImageClassifier:
     network = ViT(image_size=16, patch_size=8, num_classes=10, dim=8, depth=1, heads=2)
     trainer = Trainer(
         accelerator="cpu",
@@ -39,8 +47,9 @@ def train(callback, folder, epochs=3, loggers=(), **given):
     return model
 
 
-def test_every_epoch_is_drawn_and_the_maps_are_the_networks(tmp_path):
-    watch, module = WatchHeatmaps(GradCAM(), images=3), data()
+def test_every_epoch_is_drawn_and_the_maps_are_the_networks(tmp_path: Path) -> None:
+    module: Any = data()
+    watch = WatchHeatmaps(GradCAM(), images=3)
     model = train(watch, tmp_path, datamodule=module)
     folder = tmp_path / "run/version_0"
     drawn = {path.name for path in (folder / "heatmaps").iterdir()}
@@ -52,8 +61,9 @@ def test_every_epoch_is_drawn_and_the_maps_are_the_networks(tmp_path):
     assert not torch.equal(watch.found[0].values, want)
 
 
-def test_the_photos_are_the_validation_images(tmp_path):
-    watch, module = WatchHeatmaps(Rollout(), images=2), data()
+def test_the_photos_are_the_validation_images(tmp_path: Path) -> None:
+    module: Any = data()
+    watch = WatchHeatmaps(Rollout(), images=2)
     train(watch, tmp_path, epochs=1, datamodule=module)
     stored = module.splits.val
     places = [0, len(stored) - 1]
@@ -63,7 +73,7 @@ def test_the_photos_are_the_validation_images(tmp_path):
         np.testing.assert_array_equal(photo[::20, ::20], raw)  # enlarged by a whole factor
 
 
-def test_a_logger_that_keeps_pictures_gets_them(tmp_path):
+def test_a_logger_that_keeps_pictures_gets_them(tmp_path: Path) -> None:
     board = TensorBoardLogger(tmp_path, "board")
     train(WatchHeatmaps(Rollout(), images=1), tmp_path, epochs=2, loggers=[board])
     events = EventAccumulator(board.log_dir)
@@ -81,12 +91,14 @@ class SecondProcess(Trainer):
     is_global_zero = False
 
     @property
-    def log_dir(self):
+    def log_dir(self) -> str:
         self.named += 1  # Lightning's sends the first process's name to the others, who must listen
         return "never"
 
 
-def test_every_process_hears_the_folders_name_and_the_first_alone_draws(tmp_path, monkeypatch):
+def test_every_process_hears_the_folders_name_and_the_first_alone_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watch = WatchHeatmaps(Rollout(), images=1)
     model = train(watch, tmp_path, epochs=1)
     monkeypatch.chdir(tmp_path)
@@ -97,8 +109,12 @@ def test_every_process_hears_the_folders_name_and_the_first_alone_draws(tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-def test_what_cannot_be_watched_is_said(tmp_path):
+def test_what_cannot_be_watched_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="images must be at least 1, got 0"):
         WatchHeatmaps(Rollout(), images=0)
     with pytest.raises(ValueError, match="watched on validation images: expected a data module"):
-        train(WatchHeatmaps(Rollout()), tmp_path, train_dataloaders=DataLoader(torch.zeros(2, 1)))
+        train(
+            WatchHeatmaps(Rollout()),
+            tmp_path,
+            train_dataloaders=DataLoader(cast(Any, torch.zeros(2, 1))),
+        )
