@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,23 +20,23 @@ FOLDERS = sorted(path.parent for path in Path(__file__).parent.glob("*/expected.
 
 
 @pytest.fixture(params=FOLDERS, ids=lambda path: path.name)
-def folder(request) -> Path:
+def folder(request: pytest.FixtureRequest) -> Path:
     return request.param
 
 
 @pytest.fixture
-def expected(folder) -> dict:
+def expected(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "expected.json").read_text(encoding="utf-8"))
 
 
-def test_there_are_files_of_the_formats_of_today():
+def test_there_are_files_of_the_formats_of_today() -> None:
     assert FOLDER in FOLDERS, (
         f"checkpoints have format {OF_CHECKPOINTS}, stores {OF_STORES}: run tests/formats/write_formats.py, "
         "and read the older ones too"
     )
 
 
-def test_a_checkpoint_gives_the_logits_that_it_gave(folder, expected):
+def test_a_checkpoint_gives_the_logits_that_it_gave(folder: Path, expected: dict[str, Any]) -> None:
     model = vision_attn.load_model(folder / "vit.ckpt")
     with torch.no_grad():
         logits = model.network(image())[0]
@@ -44,7 +45,9 @@ def test_a_checkpoint_gives_the_logits_that_it_gave(folder, expected):
     assert model.trust == vision_attn.types.Trust(("LibraGradient",), 3, "photos")
 
 
-def test_results_give_the_rows_and_maps_that_they_gave(folder, expected):
+def test_results_give_the_rows_and_maps_that_they_gave(
+    folder: Path, expected: dict[str, Any]
+) -> None:
     with vision_attn.open_results(folder / "explained") as results:
         rows = [json.loads(json.dumps(dict(row))) for row in results]
         maps = [results.map(row) for row in range(len(results))]
@@ -56,7 +59,7 @@ def test_results_give_the_rows_and_maps_that_they_gave(folder, expected):
     assert [json.loads(line) for line in lines] == rows
 
 
-def test_scores_give_what_they_gave(folder, expected):
+def test_scores_give_what_they_gave(folder: Path, expected: dict[str, Any]) -> None:
     scores = json.loads((folder / "scored" / "scores.json").read_text(encoding="utf-8"))
     assert scores["format"] == 1
     kept = {method: row["scores"] for method, row in scores["methods"].items()}
