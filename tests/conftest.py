@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, ForwardRef, Literal, get_args, get_origin
+from typing import Any, ForwardRef, Literal, cast, get_args, get_origin
 
 import jaxtyping
 import numpy as np
@@ -43,13 +43,14 @@ def _checked(made: Any = None, *, typechecker: Any) -> Any:
     if inspect.isfunction(made) and not any(map(_names_a_shape, made.__annotations__.values())):
         return _by_beartype(made)
     if dataclasses.is_dataclass(made) and "__init__" in vars(made):
-        made.__init__ = _checked(made.__init__, typechecker=typechecker)
+        cls: Any = made
+        cls.__init__ = _checked(cls.__init__, typechecker=typechecker)
         return made
     return _by_jaxtyping(made, typechecker=typechecker)
 
 
 if os.environ.get("VISION_ATTN_TYPECHECK", "1") != "0":
-    jaxtyping.jaxtyped = _checked
+    jaxtyping.jaxtyped = cast(Any, _checked)
     jaxtyping.install_import_hook("vision_attn", "beartype.beartype")
 
 if not any(os.environ.get(name) for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):
@@ -88,7 +89,7 @@ def data_root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documentation, built as `make docs` builds it: a warning fails."""
     folder = tmp_path_factory.mktemp("docs") / "site"
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
@@ -100,7 +101,7 @@ def site(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def control_groups(tmp_path, monkeypatch) -> Callable[..., None]:
+def control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Write this process's own line of control groups, and the files of the groups."""
 
     def write(own: str, files: dict[str, str]) -> None:
@@ -119,7 +120,7 @@ CLASSES = ["tabby, tabby cat", "collie", "<img src=x onerror=alert(1)>"]
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory) -> Callable[[str], str]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """Checkpoints by name: a ViT for 32x48 images, and an SENet for 32x32."""
     import torch
 
@@ -161,13 +162,13 @@ def models(tmp_path_factory) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def photos(tmp_path) -> Path:
+def photos(tmp_path: Path) -> Path:
     """A folder of three photos, one of them tall, one small."""
     return _three_photos(tmp_path / "photos")
 
 
 @pytest.fixture(scope="session")
-def kept_photos(tmp_path_factory) -> Path:
+def kept_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same photos for several tests: to read alone."""
     return _three_photos(tmp_path_factory.mktemp("kept") / "photos")
 
@@ -182,7 +183,7 @@ def _three_photos(folder: Path) -> Path:
 
 
 @pytest.fixture
-def full_disk(tmp_path) -> Iterator[Path]:
+def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB that holds one small file, a.txt."""
     place = tmp_path / "disk"
     place.mkdir()
@@ -226,7 +227,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def torch_threads():
+def torch_threads() -> Iterator[Callable[..., None]]:
     """Set the number of torch's threads; the old number is set again after the test."""
     import torch
 

@@ -3,7 +3,10 @@
 import inspect
 import os
 import re
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,7 +33,7 @@ from vision_attn.methods import (
 )
 from vision_attn.methods.options import takes
 from vision_attn.models import SEResNet, ViT
-from vision_attn.runs.patches import patch_components, patch_similarity
+from vision_attn.runs.patches import PatchComponents, patch_components, patch_similarity
 from vision_attn.tokens import attention_weights, record_attention
 from vision_attn.types import Heatmaps, Model, TokenLayout
 
@@ -83,7 +86,7 @@ NOT["tokens"] = NOT["layers"] | {"no token": [(0, 99)], "no layer": [(9, 0)], "n
                                  "-9": [(0, -9)]}  # fmt: skip
 
 
-def a_line(call) -> None:
+def a_line(call: Any) -> None:
     """The call ends in a ValueError of one line that is not too long."""
     with pytest.raises(ValueError) as caught:
         call()
@@ -113,7 +116,7 @@ def cnn() -> Model:
 PHOTO = Image.new("RGB", (40, 30), (9, 99, 50))
 
 
-def entered(model, **changes) -> None:
+def entered(model: Model, **changes: Any) -> None:
     """Open a change of a network."""
     with vision_attn.intervene(model, **changes):
         pass
@@ -206,7 +209,7 @@ FITS = {
 }  # fmt: skip
 
 
-def public_cases():
+def public_cases() -> Iterator[Any]:
     for function, arguments in FUNCTIONS.items():
         for name, kind in arguments.items():
             takes_long = (function, name) in (("score", "methods"), ("fit", "config"))
@@ -217,12 +220,18 @@ def public_cases():
 @pytest.mark.compiled  # the tests' own types would be first
 @pytest.mark.parametrize(("function", "name", "kind"), list(public_cases()))
 def test_public_functions_refuse_wrong_values_in_a_line(
-    function, name, kind, vit, cnn, tmp_path, monkeypatch
-):
+    function: Any,
+    name: Any,
+    kind: Any,
+    vit: Model,
+    cnn: Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     PHOTO.save("a.png")
     call = getattr(vision_attn, function)
-    usual = dict(USUAL[function])
+    usual = dict(cast(Any, USUAL[function]))
     if function == "compare":
         usual["models"] = (vit, vit)
     if function == "intervene":
@@ -239,7 +248,7 @@ def test_public_functions_refuse_wrong_values_in_a_line(
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("method", methods())
-def test_explainers_refuse_wrong_values_in_a_line(method, vit, cnn):
+def test_explainers_refuse_wrong_values_in_a_line(method: str, vit: Model, cnn: Model) -> None:
     explainer = methods()[method]()
     model = cnn if explainer.refusal(vit.network) else vit
     size = model.preprocess.input_size
@@ -256,15 +265,16 @@ def test_explainers_refuse_wrong_values_in_a_line(method, vit, cnn):
         for word, value in NOT[kind].items():
             skipped = word in ("a network", "tensor") and name == "network"
             if not skipped and not (blind and word in ("nan", "float64", "grey")):
-                given = {"network": model.network, "images": images, name: value}
+                given: dict[str, Any] = {"network": model.network, "images": images, name: value}
                 a_line(partial(explainer, **given))
     for value in NOT["target"].values() if explainer.class_specific else ():
-        a_line(partial(explainer, model, images, target=value))
+        a_line(partial(explainer, model, images, target=cast(Any, value)))
     for option, kind in explainer.options().items():
         wrong = [object(), b"a", float("nan"), 10**400, [object()] * 999]
         wrong += [] if takes(kind, nn.Module) else [nn.ReLU(), ["a"] * 999]  # as layers they fit
         for value in wrong:
-            a_line(partial(type(explainer), **{option: value}))
+            options: dict[str, Any] = {option: value}
+            a_line(partial(type(explainer), **options))
 
 
 NETWORK = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -290,7 +300,7 @@ NO_TARGETS = {"too many": [0, 1, 2], "-1": -1, "4": 4, "1.5": 1.5, "floats": tor
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", SCORES)
-def test_scores_refuse_wrong_values_in_a_line(name):
+def test_scores_refuse_wrong_values_in_a_line(name: str) -> None:
     parameters = inspect.signature(SCORES[name]().update).parameters
     right = {each: RIGHT[each] for each in parameters if each in RIGHT}
     SCORES[name]().update(**right)
@@ -312,7 +322,12 @@ def test_scores_refuse_wrong_values_in_a_line(name):
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 in the environment: expected 0 to 1"),
     ],
 )
-def test_variables_of_launchers_are_checked(variables, message, monkeypatch, capsys):
+def test_variables_of_launchers_are_checked(
+    variables: dict[str, str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for name in [name for name in os.environ if name.startswith(("RANK", "WORLD_SIZE", "SLURM_"))]:
         monkeypatch.delenv(name)
     assert launched() == (0, 1)
@@ -329,13 +344,15 @@ def test_variables_of_launchers_are_checked(variables, message, monkeypatch, cap
 ODD = {
     **ANY, "None": None, "long": LONG, "1.5": 1.5, "nan": float("nan"), "true": True, "-1": -1,
     "huge": 10**400, "empty": "", "null": "a\0b", "list": [1, [2]], "empty list": [], "set": {1},
-    "0-d": torch.tensor(3), "whole": torch.arange(3), "complex": torch.randn(5).cfloat(),
+    "0-d": torch.tensor(3), "whole": torch.arange(3), "complex": torch.randn(5).to(torch.complex64),
     "objects": np.array([object()]), "words": np.array(["a"]), "function": lambda: 3,
 }  # fmt: skip
 OUTPUT = torch.randn(2, 5)
 PIXELS = torch.randn(2, 5, 3, 4)
 BOXES = [{"boxes": torch.rand(2, 4), "labels": torch.tensor([1, 2]), "scores": torch.rand(2)}]
-PARTS = {  # what is called with each odd value, and for how many of them there is no other meaning
+PARTS: dict[
+    str, tuple[Callable[[Any], Any], int]
+] = {  # what is called with each odd value, and for how many of them there is no other meaning
     "Class": (lambda value: Class(value)(OUTPUT), 16),
     "Odds": (lambda value: Odds(value)(OUTPUT), 16),
     "Direction": (lambda value: Direction(value)(OUTPUT), 20),
@@ -359,17 +376,19 @@ PARTS = {  # what is called with each odd value, and for how many of them there 
     "patch_similarity, place": (lambda value: of_vit(patch_similarity, PHOTO, value), 20),
     "patch_components, k": (lambda value: of_vit(patch_components, PHOTO, value), 20),
 }
-IMAGE = torch.rand(1, 3, 16, 16)
+IMAGE: torch.Tensor = torch.rand(1, 3, 16, 16)
 
 
-def of_vit(function, *args):
+def of_vit(
+    function: Callable[..., dict[str, torch.Tensor] | torch.Tensor | PatchComponents], *args: Any
+) -> dict[str, torch.Tensor] | torch.Tensor | PatchComponents:
     torch.manual_seed(0)
     vit = ViT(16, 8, 5, dim=12, depth=1, heads=2).eval()
     preprocess = Preprocess((16, 16), (0.5,) * 3, (0.5,) * 3)
     return function(Model(vit, preprocess, list("abcde"), vit.layout((16, 16))), *args)
 
 
-def refusal_of(call, value):
+def refusal_of(call: Callable[..., Any], value: Any) -> str | None:
     try:
         call(value)
     except ValueError as error:
@@ -379,7 +398,7 @@ def refusal_of(call, value):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", PARTS)
-def test_parts_of_what_is_given_refuse_odd_values_in_a_line(name):
+def test_parts_of_what_is_given_refuse_odd_values_in_a_line(name: str) -> None:
     call, least = PARTS[name]
     found = {word: refusal_of(call, value) for word, value in ODD.items()}
     lines = [line for line in found.values() if line is not None]
@@ -389,7 +408,9 @@ def test_parts_of_what_is_given_refuse_odd_values_in_a_line(name):
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "SLURM_NTASKS"])
 @pytest.mark.parametrize("text", ["", " ", "-1", "1.5", "two", "9" * 12, "9" * 5000, "\u00b2"])
-def test_numbers_of_processes_are_whole_and_short(name, text, monkeypatch):
+def test_numbers_of_processes_are_whole_and_short(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(name, text)
     with pytest.raises(
         ValueError, match=f"^{name}=.*expected a whole number of at least"
@@ -398,7 +419,7 @@ def test_numbers_of_processes_are_whole_and_short(name, text, monkeypatch):
     assert len(str(raised.value)) < LONGEST
 
 
-def test_quoted_values_are_short_lines():
+def test_quoted_values_are_short_lines() -> None:
     assert quoted("cat") == "'cat'"
     assert quoted(LONG) == f"'{'x' * 37}...{'x' * 37}'"
     assert quoted(torch.zeros(2, 3)) == "Tensor of shape (2, 3)"
@@ -410,11 +431,13 @@ def test_quoted_values_are_short_lines():
     assert listed(range(1000), most=8) == "0, 1, 2 and 997 more"
 
 
-def test_arguments_are_converted_and_checked():
-    @checked(count=2)
-    def function(count: int | None = None, *, place: str | os.PathLike[str] = ".", **more: int):
+def test_arguments_are_converted_and_checked() -> None:
+    def annotated(
+        count: int | None = None, *, place: str | os.PathLike[str] = ".", **more: int
+    ) -> tuple[int | None, Any, dict[str, int]]:
         return count, place, more
 
+    function: Any = checked(count=2)(annotated)
     assert function() == (None, ".", {})
     assert function(np.int64(3), place="a", other="b") == (3, "a", {"other": "b"})
     assert conform([1, 2], tuple[float, float]) == (1.0, 2.0)

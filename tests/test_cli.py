@@ -6,11 +6,13 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
 
+import pytest
+
 import vision_attn
 from vision_attn.cli import main
 
 
-def test_help_and_version_load_no_torch():
+def test_help_and_version_load_no_torch() -> None:
     code = "import sys; from vision_attn.cli import main; "
     code += "main(['--help']); main(['--version']); main(['fit', '--help']); main(['fit']); "
     code += "print([m for m in ('torch', 'lightning', 'numpy', 'yaml') if m in sys.modules])"
@@ -19,7 +21,7 @@ def test_help_and_version_load_no_torch():
     assert "vision-attn 0." in done.stdout
 
 
-def test_help_lists_the_commands(capsys):
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["-h"], ["--help"]):
         assert main(words) == 0
         out = capsys.readouterr().out
@@ -27,7 +29,7 @@ def test_help_lists_the_commands(capsys):
             assert re.search(rf"^  {command} ", out, re.MULTILINE)
 
 
-def test_a_word_too_many_is_not_called_an_option(capsys):
+def test_a_word_too_many_is_not_called_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "senet"]) == 2
     assert capsys.readouterr().err == (
         "vision-attn: error: unexpected argument 'senet': leave it out, or name an option before "
@@ -35,16 +37,18 @@ def test_a_word_too_many_is_not_called_an_option(capsys):
     )
 
 
-def test_unknown_command(capsys):
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fitt"]) == 2
     line = capsys.readouterr().err
     assert line == "vision-attn: error: unknown command 'fitt': did you mean fit?\n"
 
 
-def test_the_version_names_the_libraries_and_the_machine(capsys, monkeypatch):
+def test_the_version_names_the_libraries_and_the_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = {"torch": "7.1", "timm": "3.5"}
 
-    def version(name):
+    def version(name: str) -> str:
         if name not in known:
             raise PackageNotFoundError(name)
         return known[name]

@@ -10,11 +10,11 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -217,7 +217,9 @@ def limited(found: Found) -> list[str]:
 
 
 @pytest.fixture
-def place(tmp_path, models, photos, monkeypatch):
+def place(
+    tmp_path: Path, models: Callable[[str], str], photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A folder with all that the commands name, as its reader would have it."""
     from vision_attn.render.video import VideoWriter
 
@@ -273,7 +275,13 @@ class FewPhotos:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("group", [name for name, found in GROUPS.items() if found])
 @pytest.mark.slow
-def test_commands_run_as_they_are_written(group, place, capsys, request, monkeypatch):
+def test_commands_run_as_they_are_written(
+    group: Any,
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Those that train share a folder: what the first of them train the others test and explain."""
     if group == "training":
         monkeypatch.setattr(CIFAR10, "dataset", FewPhotos)
@@ -289,7 +297,7 @@ def test_commands_run_as_they_are_written(group, place, capsys, request, monkeyp
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_command_has_its_place():
+def test_every_command_has_its_place() -> None:
     """A command is run here or elsewhere, names a target, an extra or a file, or is not ours."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
@@ -322,13 +330,13 @@ def test_every_command_has_its_place():
         assert word in (ROOT / file).read_text()
 
 
-def test_a_command_without_a_limit_is_named_with_its_line():
+def test_a_command_without_a_limit_is_named_with_its_line() -> None:
     found = Found("vision-attn explode everything", "docs/page.md:7")
     with pytest.raises(pytest.fail.Exception, match=r"docs/page\.md:7: no limit is known"):
         limited(found)
 
 
-def test_commands_are_found_in_blocks_in_lines_and_in_docstrings():
+def test_commands_are_found_in_blocks_in_lines_and_in_docstrings() -> None:
     page = "a `make\nx` b\n```sh\nvision-attn a \\\n  --b\nmake y  # why\n```\n`vision-attn c`\n"
     assert [(f.text, f.where) for f in spans(page, "p")] == [
         ("vision-attn a    --b", "p:4"),

@@ -5,6 +5,9 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +17,9 @@ NEW, OLD = "0::/a/b\n", "5:memory:/a\n3:cpuset:/\n2:cpu,cpuacct:/a/b\n0::/\n"
 
 
 @pytest.fixture
-def groups(control_groups, monkeypatch):
+def groups(
+    control_groups: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
     """Write the control groups of a machine of 8 CPUs, all of which the process may be on."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setattr(cores, "_set_by_quota", [])
@@ -46,12 +51,14 @@ def groups(control_groups, monkeypatch):
         (OLD, {"memory/a/cpu.cfs_quota_us": "1", "memory/a/cpu.cfs_period_us": "1"}, 8),
     ],
 )
-def test_a_quota_is_that_of_the_group_or_of_one_around_it(groups, own, files, usable):
+def test_a_quota_is_that_of_the_group_or_of_one_around_it(
+    groups: Callable[..., Any], own: str, files: dict[str, str], usable: int
+) -> None:
     groups(own, **files)
     assert cores.usable_cores() == usable
 
 
-def test_affinity_counts_too(groups, monkeypatch):
+def test_affinity_counts_too(groups: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     groups(NEW, **{"a/b/cpu.max": "300000 100000"})
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
     assert cores.usable_cores() == 2
@@ -60,7 +67,9 @@ def test_affinity_counts_too(groups, monkeypatch):
 
 
 @pytest.mark.parametrize(("count", "usable"), [(6, 6), (None, 1)])
-def test_systems_without_control_groups_and_affinity(groups, monkeypatch, count, usable):
+def test_systems_without_control_groups_and_affinity(
+    groups: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, count: int | None, usable: int
+) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: count)
     assert cores.usable_cores() == usable
@@ -77,7 +86,13 @@ def test_systems_without_control_groups_and_affinity(groups, monkeypatch, count,
         ("HOME", "/", "2"),
     ],
 )
-def test_what_the_environment_says_wins(groups, monkeypatch, name, value, threads):
+def test_what_the_environment_says_wins(
+    groups: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    threads: str | None,
+) -> None:
     groups(NEW, **{"a/b/cpu.max": "150000 100000"})
     monkeypatch.setenv("OMP_NUM_THREADS", "")  # to be as before after the test
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -87,14 +102,14 @@ def test_what_the_environment_says_wins(groups, monkeypatch, name, value, thread
 
 
 @pytest.fixture
-def no_waits(monkeypatch):
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment that does not say how threads wait; as it was before, after the test."""
     for name in (*cores.WAITS, cores.POLICY):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
 
-def test_threads_wait_briefly_by_each_runtime(no_waits):
+def test_threads_wait_briefly_by_each_runtime(no_waits: None) -> None:
     before = dict(os.environ)
     cores.wait_briefly()
     assert cores.waits_are_set()
@@ -110,7 +125,9 @@ def test_threads_wait_briefly_by_each_runtime(no_waits):
         ("KMP_BLOCKTIME", "0"),
     ],
 )
-def test_threads_wait_as_the_environment_says(no_waits, monkeypatch, name, value):
+def test_threads_wait_as_the_environment_says(
+    no_waits: None, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
     monkeypatch.setenv(name, value)
     before = dict(os.environ)
     cores.wait_briefly()
@@ -120,7 +137,7 @@ def test_threads_wait_as_the_environment_says(no_waits, monkeypatch, name, value
     assert dict(os.environ) == before
 
 
-def test_an_empty_variable_says_nothing(no_waits, monkeypatch):
+def test_an_empty_variable_says_nothing(no_waits: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "")
     with cores.short_waits():
         assert os.environ["GOMP_SPINCOUNT"] == "2000"
@@ -141,20 +158,30 @@ def test_an_empty_variable_says_nothing(no_waits, monkeypatch):
         (8.0, 4, 4),  # cores of two threads each, of which torch uses one
     ],
 )
-def test_as_many_threads_as_have_a_core_now(groups, monkeypatch, available, most, threads):
+def test_as_many_threads_as_have_a_core_now(
+    groups: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    available: float,
+    most: int,
+    threads: int,
+) -> None:
     monkeypatch.setattr(cores, "available_cores", lambda: available)
     assert cores.threads_to_use(most) == threads
 
 
 @pytest.mark.parametrize("name", cores.THREADS)
-def test_the_number_of_threads_is_the_environments(groups, monkeypatch, name):
+def test_the_number_of_threads_is_the_environments(
+    groups: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setattr(cores, "available_cores", lambda: 0.1)
     assert cores.threads_to_use(7) == 1
     monkeypatch.setenv(name, "7")
     assert cores.threads_to_use(7) == 7
 
 
-def test_a_quota_is_no_wish_of_the_user(groups, monkeypatch):
+def test_a_quota_is_no_wish_of_the_user(
+    groups: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cores, "available_cores", lambda: 1.5)
     groups(NEW, **{"a/b/cpu.max": "300000 100000"})
     monkeypatch.setenv("OMP_NUM_THREADS", "")
@@ -163,10 +190,12 @@ def test_a_quota_is_no_wish_of_the_user(groups, monkeypatch):
     assert cores.threads_to_use(3) == 1
 
 
-def test_available_cores_are_the_threads_shares_of_their_time(monkeypatch):
+def test_available_cores_are_the_threads_shares_of_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = threading.local()
 
-    def wall():
+    def wall() -> Any:
         clock.now = getattr(clock, "now", 0.0) + 0.01
         return clock.now
 
@@ -177,11 +206,13 @@ def test_available_cores_are_the_threads_shares_of_their_time(monkeypatch):
     assert cores.available_cores(seconds=1.0) == pytest.approx(5 * 0.3, rel=0.05)
 
 
-def test_a_process_alone_has_what_it_asks_for_and_not_more():
+def test_a_process_alone_has_what_it_asks_for_and_not_more() -> None:
     assert 0 < cores.available_cores(seconds=0.05) < cores.usable_cores() + 0.2
 
 
-def test_the_command_line_starts_so(groups, monkeypatch):
+def test_the_command_line_starts_so(
+    groups: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = []
     monkeypatch.setattr(cores, "keep_to_quota", lambda: done.append("kept"))
     monkeypatch.setattr(cores, "wait_briefly", lambda: done.append("waits"))
@@ -204,7 +235,7 @@ print(torch.get_num_threads())
 
 
 @pytest.mark.slow
-def test_torch_has_that_many_threads(groups, tmp_path):
+def test_torch_has_that_many_threads(groups: Callable[..., Any], tmp_path: Path) -> None:
     groups(NEW, **{"a/b/cpu.max": "100000 100000"})
     words = [sys.executable, "-c", TORCH]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -222,13 +253,13 @@ print([name for name in names if os.environ.get(name) != before.get(name)])
 """
 
 
-def without_waits():
+def without_waits() -> dict[Any, Any]:
     """The environment of a process, in which nothing says how threads wait."""
     return {k: v for k, v in os.environ.items() if k not in (*cores.WAITS, cores.POLICY)}
 
 
 @pytest.mark.slow
-def test_an_import_sets_no_variable_and_warns_of_nothing():
+def test_an_import_sets_no_variable_and_warns_of_nothing() -> None:
     words = [sys.executable, "-W", "error", "-c", "import vision_attn"]
     done = subprocess.run(words, capture_output=True, text=True, env=without_waits(), check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -247,7 +278,7 @@ import torch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [None, "31"])
-def test_torch_reads_how_its_threads_wait(own):
+def test_torch_reads_how_its_threads_wait(own: str | None) -> None:
     """GCC's runtime shows what it has read."""
     environment = without_waits() | {"OMP_DISPLAY_ENV": "verbose"}
     if own:

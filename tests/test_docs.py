@@ -9,6 +9,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from inspect import Parameter, signature
@@ -45,7 +46,7 @@ PAGES = [*READMES, *sorted((ROOT / "docs").rglob("*.md"))]
 
 @pytest.mark.xdist_group("site")
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site):
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site: Path) -> None:
     page = (site / "reference/attention.html").read_text()
     assert "normalise_j(score(q_i, k_j))" in page
     loads = re.compile(
@@ -69,12 +70,14 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site
 def site_module() -> ModuleType:
     """docs/build_site.py as a module."""
     spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs/build_site.py")
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
+    assert spec.loader is not None
     spec.loader.exec_module(module)
     return module
 
 
-def test_the_command_line_reference_has_every_command_and_option():
+def test_the_command_line_reference_has_every_command_and_option() -> None:
     page = site_module().filled((ROOT / "docs/reference/commands.md").read_text(encoding="utf-8"))
     parts = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
     assert set(parts) == {*COMMANDS, *TRAINING}
@@ -84,7 +87,7 @@ def test_the_command_line_reference_has_every_command_and_option():
         assert not missing, f"{command}: {missing}"
 
 
-def test_an_option_is_shown_with_its_value_and_a_pipe_stays_in_its_cell():
+def test_an_option_is_shown_with_its_value_and_a_pipe_stays_in_its_cell() -> None:
     build = site_module()
     html = markdown.markdown(build.commands(), extensions=["tables", "fenced_code"])
     assert "<td><code>--pretrained</code> <code>true|false</code></td>" in html
@@ -103,7 +106,7 @@ def journal() -> str:
     return "\n".join(page.read_text(encoding="utf-8") for page in pages)
 
 
-def test_the_journal_lists_each_experiment_with_its_date_question_and_answer():
+def test_the_journal_lists_each_experiment_with_its_date_question_and_answer() -> None:
     index = (ROOT / "docs/lab/journal.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| (\S+) \| (?:<a id=\S+></a>)*\[(.+\?)\]\(journal/(\w+)\.md\) \| (.+) \|$",
@@ -122,7 +125,7 @@ def measured() -> dict[str, list[dict[str, Any]]]:
     return json.loads((ROOT / "docs/results.json").read_text(encoding="utf-8"))
 
 
-def test_the_runs_of_the_results_are_those_of_the_configs_and_the_journal():
+def test_the_runs_of_the_results_are_those_of_the_configs_and_the_journal() -> None:
     written = journal()
     for run in measured()["runs"]:
         comment = about(shipped_configs()[run["config"]])[1]
@@ -137,7 +140,7 @@ def test_the_runs_of_the_results_are_those_of_the_configs_and_the_journal():
 
 
 @pytest.mark.parametrize("name", ["vit_planted", "vit_cifar10"])
-def test_the_work_of_a_run_is_counted(name):
+def test_the_work_of_a_run_is_counted(name: str) -> None:
     (run, *_) = [run for run in measured()["runs"] if run["config"] == name]
     described = yaml.safe_load(shipped_configs()[name].read_text())["model"]["network"]
     network = build(described)
@@ -148,14 +151,14 @@ def test_the_work_of_a_run_is_counted(name):
     assert run["pflop"] == pytest.approx(work / 1e15, rel=0.01)
 
 
-def test_the_runs_are_ordered_by_their_work():
+def test_the_runs_are_ordered_by_their_work() -> None:
     rows = site_module().runs().splitlines()[2:]
     works = [float(row.split(" | ")[3] or "inf") for row in rows]
     assert works == sorted(works)
     assert len(rows) == len(measured()["runs"]) + len(vision_attn.list_models())
 
 
-def test_what_is_said_of_speed_is_in_the_journal():
+def test_what_is_said_of_speed_is_in_the_journal() -> None:
     written = journal()
     names = {page.stem for page in JOURNAL}
     for row in measured()["speed"]:
@@ -165,19 +168,19 @@ def test_what_is_said_of_speed_is_in_the_journal():
             assert number in written, f"{row['what']}: {number}"
 
 
-def test_the_results_begin_with_a_picture_and_five_numbers():
+def test_the_results_begin_with_a_picture_and_five_numbers() -> None:
     page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     assert re.search(
         r"^# Results\n\n!\[.+\]\(pictures/work.png\)\n\n<!-- table: five -->", page, re.MULTILINE
     )
     rows = site_module().five().splitlines()[2:]
-    numbers = [re.search(r"\*\*(.+?)\*\*", row)[1] for row in rows]
+    numbers = [number for row in rows for number in re.findall(r"\*\*(.+?)\*\*", row)[:1]]
     assert numbers == ["93.8 %", "92.0 %", "1.12 x", "6e-08", "19 to 70 x"]
     below = site_module().filled(page.replace("<!-- table: five -->", ""))
     assert all(number.removesuffix(" x") in below for number in numbers)
 
 
-def test_the_exactness_of_maps_is_that_of_every_network_of_the_table():
+def test_the_exactness_of_maps_is_that_of_every_network_of_the_table() -> None:
     page = (ROOT / "docs/coverage.md").read_text(encoding="utf-8")
     rows = page.partition("| sum of r |\n")[2].partition("\n\n")[0].splitlines()[1:]
     cells = [row.strip("| ").split(" | ") for row in rows]
@@ -187,7 +190,7 @@ def test_the_exactness_of_maps_is_that_of_every_network_of_the_table():
         assert float(value) == max(float(row[place]) for row in cells)
 
 
-def test_a_formula_is_mathml_and_code_is_left_alone():
+def test_a_formula_is_mathml_and_code_is_left_alone() -> None:
     given = r'<p><span class="arithmatex">\(a &lt; b\)</span> <code>$x$</code></p>'
     made = site_module().with_formulas(given)
     assert "<math" in made
@@ -195,7 +198,7 @@ def test_a_formula_is_mathml_and_code_is_left_alone():
     assert "<code>$x$</code>" in made
 
 
-def test_a_word_of_code_in_a_sentence_stays_whole_and_a_pipe_loses_its_backslash():
+def test_a_word_of_code_in_a_sentence_stays_whole_and_a_pipe_loses_its_backslash() -> None:
     given = r"<p><code>--output DIR</code></p><td><code>mean\|max</code></td>"
     block = "<pre><span></span><code>vision-attn demo</code></pre>"
     made = site_module().on_page_content(given + block, None, None, None)
@@ -209,7 +212,7 @@ def test_a_word_of_code_in_a_sentence_stays_whole_and_a_pipe_loses_its_backslash
     assert 'vision-attn demo <span class="word">-o</span> DIR <span class="word">--page' in made
 
 
-def test_a_long_word_of_code_is_broken_after_its_dots_alone_and_names_in_cells_are_not():
+def test_a_long_word_of_code_is_broken_after_its_dots_alone_and_names_in_cells_are_not() -> None:
     content = site_module().on_page_content
     long = "--trainer.callbacks+=vision_attn.training.Compile"
     made = content(f"<p><code>{long}</code></p>", None, None, None)
@@ -226,7 +229,7 @@ def test_a_long_word_of_code_is_broken_after_its_dots_alone_and_names_in_cells_a
     assert content(bare, None, None, None) == '<table tabindex="0"><tbody>'
 
 
-def test_a_formula_is_divided_at_its_wide_gaps_but_not_inside_braces():
+def test_a_formula_is_divided_at_its_wide_gaps_but_not_inside_braces() -> None:
     parts = site_module().parts_of(r"a = b, \qquad c^{x \quad y} = d \quad e")
     assert parts == ["a = b, ", " c^{x  y} = d ", " e"]
     given = r'<div class="arithmatex">\[a, \qquad b\]</div>'
@@ -237,7 +240,7 @@ LEARN = [page for page in PAGES if re.fullmatch(r"\d\d-[\w-]+\.md", page.name)]
 
 
 @pytest.mark.parametrize("page", LEARN, ids=lambda page: page.stem)
-def test_a_page_of_learn_has_a_formula_a_picture_and_an_example_that_runs(page):
+def test_a_page_of_learn_has_a_formula_a_picture_and_an_example_that_runs(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "$$" in text
     assert re.search(r"!\[.+?\]\(.+?\)", text)
@@ -251,7 +254,7 @@ def test_a_page_of_learn_has_a_formula_a_picture_and_an_example_that_runs(page):
 
 
 @pytest.mark.parametrize("page", LEARN, ids=lambda page: page.stem)
-def test_a_page_of_learn_asks_works_an_example_and_has_something_to_play_with(page):
+def test_a_page_of_learn_asks_works_an_example_and_has_something_to_play_with(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     answers = re.findall(
         r'<div class="ask" data-right="(\d)" markdown>\n\*\*.+\?\*\*\n\n((?:- .+\n)+)\n\?\?\? note "Why"',
@@ -269,7 +272,7 @@ def test_a_page_of_learn_asks_works_an_example_and_has_something_to_play_with(pa
     assert len(code) == text.count("<!-- code: ")
 
 
-def test_what_there_is_to_play_with_is_named_and_so_is_code():
+def test_what_there_is_to_play_with_is_named_and_so_is_code() -> None:
     build = site_module()
     with pytest.raises(ValueError, match="nothing to play with named 'chess'"):
         build.filled("<!-- play: chess -->")
@@ -281,7 +284,7 @@ def test_what_there_is_to_play_with_is_named_and_so_is_code():
     assert '<script src="../learn/story.js"></script>' in content
 
 
-def test_learn_has_twelve_pages_and_every_mechanism_has_its_place():
+def test_learn_has_twelve_pages_and_every_mechanism_has_its_place() -> None:
     assert len(LEARN) == 12
     text = "".join(page.read_text(encoding="utf-8") for page in LEARN)
     missing = [name for name in attention.__all__ if not re.search(rf"`{name}\b|\b{name}\(", text)]
@@ -296,7 +299,7 @@ def missing_methods(text: str) -> list[str]:
     return [name for name in names if f"`{name}`" not in text]
 
 
-def test_every_picture_of_learn_is_made_by_its_script():
+def test_every_picture_of_learn_is_made_by_its_script() -> None:
     source = (ROOT / "docs/pictures/learn.py").read_text(encoding="utf-8")
     made = set(
         re.findall(r'^    "(\w+\.\w+)": \w+,', source.partition("\nPICTURES")[2], re.MULTILINE)
@@ -306,7 +309,7 @@ def test_every_picture_of_learn_is_made_by_its_script():
     assert all(path.stat().st_size < 120_000 for path in (ROOT / "docs/pictures/learn").iterdir())
 
 
-def test_each_method_is_shown_on_two_photos_with_the_verdict_that_was_measured():
+def test_each_method_is_shown_on_two_photos_with_the_verdict_that_was_measured() -> None:
     page = (ROOT / "docs/howto/methods.md").read_text(encoding="utf-8")
     cards = re.findall(
         r"^- !\[(\w+) on two photos\]\(\S+/(\w+)\.jpg\)\n  \*\*`(\w+)`\*\* — .+ \*\*([\w ]+)\*\*\.$",
@@ -337,7 +340,7 @@ def test_each_method_is_shown_on_two_photos_with_the_verdict_that_was_measured()
 CNN_METHODS = ("GradCAM", "LayerCAM", "ChannelGates")
 
 
-def test_a_method_without_a_card_says_what_it_shows_and_whether_it_passed():
+def test_a_method_without_a_card_says_what_it_shows_and_whether_it_passed() -> None:
     page = (ROOT / "docs/howto/methods.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| `(\w+)` \| (.+) \| (.+) \| ([\w ]+?)(?: \((.+)\))? \|$", page, re.MULTILINE
@@ -364,9 +367,11 @@ def test_a_method_without_a_card_says_what_it_shows_and_whether_it_passed():
             assert issubclass(explain.methods()[name], explain.Baseline)
 
 
-def test_what_is_left_when_a_map_covers_the_photo_is_what_the_page_on_trust_says():
+def test_what_is_left_when_a_map_covers_the_photo_is_what_the_page_on_trust_says() -> None:
     spec = importlib.util.spec_from_file_location("trust_picture", ROOT / "docs/pictures/trust.py")
+    assert spec is not None
     made = importlib.util.module_from_spec(spec)
+    assert spec.loader is not None
     spec.loader.exec_module(made)
     text = (ROOT / "docs/trust.md").read_text(encoding="utf-8")
     (line,) = [line for line in text.splitlines() if "pictures/trusted.jpg" in line]
@@ -412,7 +417,7 @@ def outline(page: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", READMES[1:], ids=lambda page: page.name)
-def test_the_front_pages_say_the_same(page):
+def test_the_front_pages_say_the_same(page: Path) -> None:
     english, other = outline(READMES[0]), outline(page)
     for what, found in english.items():
         assert other[what] == found, what
@@ -423,7 +428,7 @@ def test_the_front_pages_say_the_same(page):
 PEERS = {one["row"]: (one["checked"], one["by"]) for one in measured()["peers"]}
 
 
-def test_what_the_front_page_says_of_peers_is_so():
+def test_what_the_front_page_says_of_peers_is_so() -> None:
     text = READMES[0].read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+) \| (.+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
     table = {row[0]: row[1:] for row in rows}
@@ -469,26 +474,29 @@ def names_of(module: ModuleType) -> list[str]:
     return [*dir(module), *inner, *re.findall(r"^class (\w+)", "\n".join(files), re.MULTILINE)]
 
 
-def test_the_lines_at_the_top_of_the_front_page_run_as_they_stand(tmp_path, monkeypatch):
+def test_the_lines_at_the_top_of_the_front_page_run_as_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    block = re.search(r"```python\n(.*?)```", READMES[0].read_text("utf-8"), re.DOTALL)[1]
+    block = re.findall(r"```python\n(.*?)```", READMES[0].read_text("utf-8"), re.DOTALL)[0]
     assert block.count("\n") == 4
     exec(compile(block, "README.md", "exec"), {})
     assert list((tmp_path / "outputs/look").glob("*.png"))
 
 
-def test_the_moving_picture_of_the_front_page_is_small_and_the_same_in_all_languages():
+def test_the_moving_picture_of_the_front_page_is_small_and_the_same_in_all_languages() -> None:
     (shown,) = {
-        re.search(r"\]\((docs/pictures/\S+\.webp)\)", page.read_text("utf-8"))[1]
+        re.findall(r"\]\((docs/pictures/\S+\.webp)\)", page.read_text("utf-8"))[0]
         for page in READMES
     }
     assert (ROOT / shown).stat().st_size < 400_000
+    picture: Any
     with Image.open(ROOT / shown) as picture:
         assert picture.size == (800, 480)  # letters of 25 pixels: 12 of 400
         assert picture.n_frames >= 6
 
 
-def test_the_front_page_is_short_and_its_numbers_are_those_of_the_package():
+def test_the_front_page_is_short_and_its_numbers_are_those_of_the_package() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) < 150
     fit = [one for one in explain.methods().values() if not issubclass(one, explain.Baseline)]
@@ -506,7 +514,7 @@ def test_the_front_page_is_short_and_its_numbers_are_those_of_the_package():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_and_files_that_are_named_exist(page):
+def test_commands_and_files_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for command in re.findall(r"^vision-attn (\w+)", text, re.MULTILINE):
         assert command in {**COMMANDS, **TRAINING}
@@ -517,7 +525,7 @@ def test_commands_and_files_that_are_named_exist(page):
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/reliability.md"])
-def test_what_is_code_and_what_is_data_is_said_in_a_sentence(page):
+def test_what_is_code_and_what_is_data_is_said_in_a_sentence(page: str) -> None:
     """What is said holds: tests/fitting/test_run.py and tests/models/test_weights.py."""
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     sentences = [one for one in text.split(". ") if " configs are data" in one]
@@ -542,7 +550,7 @@ def imports_of(page: Path) -> list[tuple[str, str]]:
     else:
         source = page.read_text(encoding="utf-8")
     return [
-        (node.module, alias.name)
+        (str(node.module), alias.name)
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vision_attn")
         for alias in node.names
@@ -554,7 +562,7 @@ def imports_of(page: Path) -> list[tuple[str, str]]:
     [*ROOT.glob("docs/*.py"), *ROOT.glob("docs/*/*.py"), *ROOT.glob("notebooks/*.ipynb")],
     ids=lambda page: page.name,
 )
-def test_studies_pictures_and_notebooks_use_public_names(page):
+def test_studies_pictures_and_notebooks_use_public_names(page: Path) -> None:
     private = []
     for module, name in imports_of(page):
         home = importlib.import_module(module)
@@ -587,7 +595,7 @@ def walks() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("walk", walks())
-def test_a_walk_enters_no_file_twice(walk):
+def test_a_walk_enters_no_file_twice(walk: str) -> None:
     files = walks()[walk]
     assert len(files) > 10
     assert len(set(files)) == len(files)
@@ -642,7 +650,14 @@ FIT += "--trainer.max_epochs 1 --trainer.accelerator cpu --trainer.default_root_
     ],
 )
 @pytest.mark.slow
-def test_a_walk_is_the_way_that_is_gone(walk, words, others, models, photos, tmp_path):
+def test_a_walk_is_the_way_that_is_gone(
+    walk: str,
+    words: str,
+    others: set[str],
+    models: Callable[[str], str],
+    photos: Path,
+    tmp_path: Path,
+) -> None:
     values = {"MODEL": models("vit"), "PHOTOS": str(photos), "OUT": str(tmp_path / "out")}
     words = [values.get(word, word) for word in words.split()]
     done = subprocess.run(
@@ -688,7 +703,13 @@ def tiny_clip(folder: Path) -> Path:
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
 @pytest.mark.slow
-def test_the_python_of_a_page_runs(page, models, photos, tmp_path, monkeypatch):
+def test_the_python_of_a_page_runs(
+    page: Path,
+    models: Callable[[str], str],
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (3, 64, 96, 3), dtype=np.uint8)
     with VideoWriter(tmp_path / "clip.mp4", 10.0) as video:
         for frame in frames:

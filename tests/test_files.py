@@ -1,6 +1,7 @@
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ def inside(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_file_appears_whole_when_the_block_ends(tmp_path):
+def test_the_file_appears_whole_when_the_block_ends(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("before")
     with replacing(path) as beside:
@@ -29,7 +30,7 @@ def test_the_file_appears_whole_when_the_block_ends(tmp_path):
     assert inside(tmp_path) == ["a.txt"]
 
 
-def test_writers_that_go_by_the_suffix_know_the_file(tmp_path):
+def test_writers_that_go_by_the_suffix_know_the_file(tmp_path: Path) -> None:
     with replacing(tmp_path / "a.npy") as beside:
         np.save(beside, np.arange(3))
     with replacing(tmp_path / "a.webp") as beside:
@@ -47,7 +48,9 @@ def _half(path: Path, error: type[BaseException]) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_a_block_that_fails_or_is_stopped_leaves_what_was_there(tmp_path, error):
+def test_a_block_that_fails_or_is_stopped_leaves_what_was_there(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     (tmp_path / "a.txt").write_text("before")
     for name in ("a.txt", "b.txt"):
         with pytest.raises(error):
@@ -58,7 +61,9 @@ def test_a_block_that_fails_or_is_stopped_leaves_what_was_there(tmp_path, error)
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no file modes")
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
-def test_the_mode_is_that_of_the_umask_whatever_wrote_the_file(tmp_path, umask, mode):
+def test_the_mode_is_that_of_the_umask_whatever_wrote_the_file(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
     earlier = os.umask(umask)
     try:
         write_text(tmp_path / "a.txt", "a")
@@ -72,7 +77,7 @@ def test_the_mode_is_that_of_the_umask_whatever_wrote_the_file(tmp_path, umask, 
     assert modes == [mode, mode]
 
 
-def test_a_full_disk_keeps_what_was_there_and_the_error_names_the_file(full_disk):
+def test_a_full_disk_keeps_what_was_there_and_the_error_names_the_file(full_disk: Path) -> None:
     for name in ("a.txt", "b.txt"):
         with pytest.raises(OSError) as caught:
             write_text(full_disk / name, "x" * 200_000)
@@ -97,7 +102,7 @@ def test_a_full_disk_keeps_what_was_there_and_the_error_names_the_file(full_disk
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_device_is_written_to_and_not_replaced(tmp_path):
+def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"/dev/full: cannot be written \(No space left on device\)"):
         write_text("/dev/full", "x")
     write_text("/dev/null", "x")
@@ -105,7 +110,7 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path):
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "gone" / "a.txt"
     with pytest.raises(FileNotFoundError) as caught:
         write_text(missing, "a")
@@ -119,14 +124,14 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     assert inside(tmp_path) == ["folder"]
 
 
-def test_an_error_about_another_file_stays_as_it_is(tmp_path):
+def test_an_error_about_another_file_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught, replacing(tmp_path / "a.txt"):
         (tmp_path / "source.txt").read_text()
     assert caught.value.filename == str(tmp_path / "source.txt")
     assert inside(tmp_path) == []
 
 
-def test_a_link_stays_a_link(tmp_path):
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link.txt").symlink_to(tmp_path / "real" / "a.txt")
     write_text(tmp_path / "link.txt", "a")
@@ -134,7 +139,7 @@ def test_a_link_stays_a_link(tmp_path):
     assert (tmp_path / "real" / "a.txt").read_text() == "a"
 
 
-def test_a_name_as_long_as_the_file_system_allows(tmp_path):
+def test_a_name_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
     path = tmp_path / ("ü" * 120 + ".txt")
     write_text(path, "a")
     assert path.read_text() == "a"
@@ -159,7 +164,9 @@ def _write_film(path: Path) -> None:
         ("a.mp4", _write_film),
     ],
 )
-def test_what_is_drawn_is_whole_or_not_there(full_disk, name, write):
+def test_what_is_drawn_is_whole_or_not_there(
+    full_disk: Path, name: str, write: Callable[..., Path | None]
+) -> None:
     (full_disk / name).write_text("before")
     with pytest.raises(OSError, match=f"{name}: cannot be written"):
         write(full_disk / name)
@@ -167,7 +174,7 @@ def test_what_is_drawn_is_whole_or_not_there(full_disk, name, write):
     assert inside(full_disk) == sorted({name, "a.txt"})
 
 
-def test_a_film_that_is_stopped_is_not_kept(tmp_path):
+def test_a_film_that_is_stopped_is_not_kept(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         _stopped_film(tmp_path / "a.mp4")
     assert inside(tmp_path) == []

@@ -4,7 +4,9 @@ No such GPU runs these tests. A mode of torch plays one, on the CPU: tensors tha
 know that they are, meet no others, and are never float64.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -30,13 +32,15 @@ MPS = torch.device("mps")
 class OnApple(torch.Tensor):
     """A tensor on the GPU that is played."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
 
 class AppleGPU(TorchFunctionMode):
     """Plays the device mps: TypeError where float64 would come to lie there."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         given = tree_leaves((args, kwargs or {}))
         there = [x for x in given if isinstance(x, OnApple)]
         if func == torch.Tensor.device.__get__:
@@ -52,12 +56,12 @@ class AppleGPU(TorchFunctionMode):
             goes = any(x == MPS if isinstance(x, torch.device) else isinstance(x, OnApple)
                        for x in to or given[:1])  # fmt: skip
 
-        def on_the_cpu(x):
+        def on_the_cpu(x: Any) -> torch.device | torch.Tensor:
             if isinstance(x, OnApple):
                 return x.as_subclass(torch.Tensor)
             return torch.device("cpu") if isinstance(x, torch.device) else x
 
-        def back(x):
+        def back(x: Any) -> Any:
             if not isinstance(x, torch.Tensor) or not goes:
                 return x
             if x.dtype == torch.float64:
@@ -69,12 +73,12 @@ class AppleGPU(TorchFunctionMode):
 
 
 @pytest.fixture
-def apple():
+def apple() -> Iterator[Callable[..., Any]]:
     with AppleGPU():
         yield lambda x: x.to(MPS)
 
 
-def test_the_gpu_that_is_played_has_no_float64(apple):
+def test_the_gpu_that_is_played_has_no_float64(apple: Callable[..., Any]) -> None:
     x = apple(torch.rand(3))
     assert x.device == (x + 1).device == torch.zeros(2, device=x.device).device == MPS
     assert x.cpu().device == torch.rand(3).device == torch.device("cpu")
@@ -105,7 +109,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("name", list(GIVEN))
-def test_metrics_score_there_as_on_the_cpu(name, apple):
+def test_metrics_score_there_as_on_the_cpu(name: str, apple: Callable[..., Any]) -> None:
     maps = torch.randint(5, (4, 6, 6)) / 4 - 0.25
     maps[3] = 0.5
     here, there = (getattr(evaluate, name)() for _ in range(2))
@@ -115,14 +119,14 @@ def test_metrics_score_there_as_on_the_cpu(name, apple):
     assert torch.equal(there.per_image().cpu(), here.per_image())
 
 
-def test_rank_correlations_there_are_as_on_the_cpu(apple):
+def test_rank_correlations_there_are_as_on_the_cpu(apple: Callable[..., Any]) -> None:
     a, b = torch.randint(9, (2, 3, 5, 5)).float()
     there = spearman(apple(a), apple(b))
     assert there.device == MPS
     assert torch.equal(there.cpu(), spearman(a, b))
 
 
-def test_intervals_take_scores_from_there(apple):
+def test_intervals_take_scores_from_there(apple: Callable[..., Any]) -> None:
     a, b, hits = torch.rand(20), torch.rand(20), (torch.rand(2, 20) > 0.4).float()
     for measure, given in (
         (paired_bootstrap, (a, b)),
@@ -135,13 +139,13 @@ def test_intervals_take_scores_from_there(apple):
         assert measure(*map(apple, given)) == measure(*given)
 
 
-def test_records_are_plain_values_of_what_lies_there(apple):
+def test_records_are_plain_values_of_what_lies_there(apple: Callable[..., Any]) -> None:
     scores, curves = {"deletion": torch.rand(2)}, {"curve": torch.rand(2, 3)}
     there = ({name: apple(x) for name, x in of.items()} for of in (scores, curves))
     assert plain(2, *there) == plain(2, scores, curves)
 
 
-def test_mosaics_there_are_scored_as_on_the_cpu(apple):
+def test_mosaics_there_are_scored_as_on_the_cpu(apple: Callable[..., Any]) -> None:
     preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
     model = Model(nn.Identity(), preprocess, [f"class {i}" for i in range(10)], None)
     mosaic = Mosaic("2x2 mosaic 0", 2, (0, 1, 2, 3), (3, 1, 0, 2))
@@ -156,10 +160,10 @@ def test_mosaics_there_are_scored_as_on_the_cpu(apple):
     assert there == here
 
 
-def test_tokens_regroup_there(apple):
+def test_tokens_regroup_there(apple: Callable[..., Any]) -> None:
     made, of = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 2])
     part = torch.tensor([0.25, 0.75, 1.0], dtype=torch.float64)
-    rule = PropagationRule(lambda *_: None, residual=0.5, attention=0.5)
+    rule = PropagationRule(cast(Any, lambda *_: None), residual=0.5, attention=0.5)
     r = torch.rand(2, 1, 2)
     there = Regroup(0, 3, made, of, part).back(apple(r), rule)
     assert there.device == MPS

@@ -37,7 +37,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_imports_keep_their_contracts():
+def test_imports_keep_their_contracts() -> None:
     """They are in pyproject.toml, under tool.importlinter.
 
     In a process of its own: import-linter turns off every logger that it did not make.
@@ -50,7 +50,7 @@ def test_imports_keep_their_contracts():
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_no_circle_of_files():
+def test_no_circle_of_files() -> None:
     """A file and its own package too, of which import-linter has no contract.
 
     The package's own `__init__.py` is left out: it shows all parts and loads each on first use.
@@ -60,14 +60,14 @@ def test_no_circle_of_files():
     assert not circle({file: graph.find_modules_directly_imported_by(file) for file in files})
 
 
-def test_a_circle_is_seen():
+def test_a_circle_is_seen() -> None:
     assert circle({"methods": {"rollout"}, "rollout": {"tiles"}, "tiles": set()}) == []
     assert {"methods", "rollout", "tiles"} == set(
         circle({"methods": {"rollout"}, "rollout": {"tiles"}, "tiles": {"methods"}})
     )
 
 
-def test_a_class_name_stands_once():
+def test_a_class_name_stands_once() -> None:
     """So that a name in an error, a search or a talk means one thing."""
     places: dict[str, list[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -103,7 +103,7 @@ def vague_names(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("room", "most"), PLAIN_ROOMS.items())
-def test_local_names_say_what_they_hold(room, most):
+def test_local_names_say_what_they_hold(room: str, most: int) -> None:
     names = {
         str(path.relative_to(PACKAGE)): vague_names(path.read_text())
         for path in sorted((PACKAGE / room).rglob("*.py"))
@@ -112,12 +112,12 @@ def test_local_names_say_what_they_hold(room, most):
     assert sum(map(len, names.values())) <= most, f"say the noun: {names}"
 
 
-def test_vague_names_are_seen():
+def test_vague_names_are_seen() -> None:
     source = "place = 3\ndef f(given, x):\n    for at, y in x:\n        found = y\n    return given, place"
     assert vague_names(source) == ["line 2: given", "line 3: at", "line 4: found"]
 
 
-def test_the_command_line_starts_without_torch():
+def test_the_command_line_starts_without_torch() -> None:
     code = (
         "import sys, vision_attn, vision_attn.cli; "
         "print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
@@ -126,14 +126,14 @@ def test_the_command_line_starts_without_torch():
     assert done.stdout.strip() == "[]"
 
 
-def test_the_package_runs_as_a_module():
+def test_the_package_runs_as_a_module() -> None:
     words = [sys.executable, "-m", "vision_attn", "--version"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert re.fullmatch(r"vision-attn \d+\.\d+\.\d+", done.stdout.splitlines()[0])
 
 
 @pytest.mark.parametrize("goal", ["demo", "test"])
-def test_make_says_what_it_installs_and_for_how_long(goal, tmp_path):
+def test_make_says_what_it_installs_and_for_how_long(goal: str, tmp_path: Path) -> None:
     words = ["make", "-n", goal, f"VENV={tmp_path / 'new'}"]
     done = subprocess.run(words, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
@@ -184,8 +184,11 @@ def runs_of_networks(source: str, file: str = "") -> list[str]:
             if node.name == "forward":
                 return
             given = [*node.args.args, *node.args.kwonlyargs]
-            named = {each.arg for each in given if each.annotation is not None}
-            kinds = {each.arg: ast.unparse(each.annotation) for each in given if each.arg in named}
+            kinds = {
+                each.arg: ast.unparse(each.annotation)
+                for each in given
+                if each.annotation is not None
+            }
             modules = (modules - {each.arg for each in given}) | {
                 name for name, kind in kinds.items() if MODULES & set(kind.split(" | "))
             }
@@ -210,7 +213,7 @@ def runs_of_networks(source: str, file: str = "") -> list[str]:
 @pytest.mark.parametrize(
     "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
 )
-def test_networks_are_run_by_inference_alone(path: Path):
+def test_networks_are_run_by_inference_alone(path: Path) -> None:
     found = runs_of_networks(path.read_text(), path.name)
     itself = str(path.relative_to(PACKAGE)).startswith(RUN_BY_THEMSELVES)
     assert itself or not found, (
@@ -234,12 +237,12 @@ def test_networks_are_run_by_inference_alone(path: Path):
         ("def f(a):\n  for m in a.modules(): m.training = True", "m.training = ..."),
     ],
 )
-def test_the_walk_sees_a_network_run(source, found):
+def test_the_walk_sees_a_network_run(source: str, found: str) -> None:
     (seen,) = runs_of_networks(source)
     assert found in seen
 
 
-def test_the_walk_passes_what_runs_no_network():
+def test_the_walk_passes_what_runs_no_network() -> None:
     assert not runs_of_networks("""
 class Wrapper(nn.Module):
     def forward(self, x): return self.network(x)
@@ -263,7 +266,7 @@ def unshortened(source: str) -> list[str]:
     ]
 
 
-def test_errors_quote_values_in_short():
+def test_errors_quote_values_in_short() -> None:
     found = {
         str(path.relative_to(PACKAGE)): lines
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -307,7 +310,7 @@ def without_saying(source: str) -> list[str]:
 @pytest.mark.parametrize(
     "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
 )
-def test_every_tensor_and_generator_says_its_dtype_and_device(path: Path):
+def test_every_tensor_and_generator_says_its_dtype_and_device(path: Path) -> None:
     found = without_saying(path.read_text())
     by_default = str(path.relative_to(PACKAGE)).startswith(BY_DEFAULT)
     assert by_default or not found, (
@@ -324,12 +327,12 @@ def test_every_tensor_and_generator_says_its_dtype_and_device(path: Path):
         ("torch.tensor([1.0])", "torch.tensor(...) says no ['device', 'dtype']"),
     ],
 )
-def test_the_walk_sees_what_torch_decides_by_default(source, found):
+def test_the_walk_sees_what_torch_decides_by_default(source: str, found: str) -> None:
     (seen,) = without_saying(source)
     assert found in seen
 
 
-def test_the_walk_passes_what_says_its_dtype_and_device():
+def test_the_walk_passes_what_says_its_dtype_and_device() -> None:
     assert not without_saying(
         "torch.rand(3, generator=g, **how), torch.zeros_like(x), x.new_zeros(3), "
         "torch.Generator('cpu'), torch.eye(3, dtype=x.dtype, device='cpu'), numpy.zeros(3)"
@@ -392,7 +395,7 @@ def reaches(source: str) -> list[str]:
 @pytest.mark.parametrize(
     "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
 )
-def test_private_state_of_libraries_is_reached_for_in_compat_alone(path: Path):
+def test_private_state_of_libraries_is_reached_for_in_compat_alone(path: Path) -> None:
     found = reaches(path.read_text())
     assert part_of(path) == "compat" or not found, (
         f"{path.name} reaches for what a library keeps to itself: {found}. Use its public names, "
@@ -414,12 +417,12 @@ def test_private_state_of_libraries_is_reached_for_in_compat_alone(path: Path):
         ("class A:\n  def __setattr__(s, name, value): setattr(s, '_current', value)", "_current"),
     ],
 )
-def test_the_walk_sees_a_reach(source, found):
+def test_the_walk_sees_a_reach(source: str, found: str) -> None:
     (seen,) = reaches(source)
     assert found in seen
 
 
-def test_the_walk_passes_what_is_a_files_own():
+def test_the_walk_passes_what_is_a_files_own() -> None:
     own = """
 from vision_attn.render.figures import _look
 class A:
@@ -430,7 +433,7 @@ class A:
     assert reaches(own) == []
 
 
-def test_no_class_keeps_its_own_under_a_private_name_of_its_base():
+def test_no_class_keeps_its_own_under_a_private_name_of_its_base() -> None:
     """Nothing is set in a base class of a library, by design or by accident."""
     import vision_attn
 
@@ -447,13 +450,13 @@ def test_no_class_keeps_its_own_under_a_private_name_of_its_base():
     assert not found
 
 
-def test_private_names_of_a_class_are_seen():
+def test_private_names_of_a_class_are_seen() -> None:
     assert {"_modules", "_parameters"} <= _kept_by(torch.nn.Module)
     assert _kept_by(torch.Size) == set()  # written in C
 
 
 @pytest.mark.xdist_group("house")
-def test_a_group_of_tests_runs_in_one_process(request):
+def test_a_group_of_tests_runs_in_one_process(request: pytest.FixtureRequest) -> None:
     """pytest-xdist knows a group by the test's name; without it, each process prepares anew."""
     by_group = request.config.getoption("loadgroup", default=False)
     assert request.node.nodeid.endswith("@house") == by_group

@@ -1,7 +1,10 @@
 """Every source of models, and every way in which there is none."""
 
 import json
+from collections.abc import Callable, Collection
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -15,6 +18,7 @@ from vision_attn.data.preprocess import Preprocess
 from vision_attn.errors import ModelError
 from vision_attn.hub import load_model
 from vision_attn.models import SpatialCNN, TimmModel, ViT, checkpoint, describe
+from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.types import Model, TokenLayout
 
 CLASSES = ["cat", "dog", "hen"]
@@ -25,7 +29,7 @@ def vit() -> ViT:
     return ViT(image_size=(16, 24), num_classes=3, dim=12, depth=1, heads=3)
 
 
-def save(path, model, **changes):
+def save(path: Path, model: Rebuildable, **changes: Any) -> Path:
     about = {
         "format": 1,
         "network": describe(model),
@@ -51,7 +55,9 @@ def save(path, model, **changes):
         ),
     ],
 )
-def test_a_checkpoint_is_all_it_takes(tmp_path, network, layout):
+def test_a_checkpoint_is_all_it_takes(
+    tmp_path: Path, network: Rebuildable, layout: TokenLayout | None
+) -> None:
     preprocess = Preprocess(
         (16, 32 if isinstance(network, TimmModel) else 24), (0.4,) * 3, (0.2,) * 3
     )
@@ -63,7 +69,7 @@ def test_a_checkpoint_is_all_it_takes(tmp_path, network, layout):
     assert not model.network.training
 
 
-def test_a_checkpoint_takes_other_weights(tmp_path):
+def test_a_checkpoint_takes_other_weights(tmp_path: Path) -> None:
     other = vit()
     save_file(other.state_dict(), tmp_path / "best.safetensors")
     path = save(tmp_path / "best.ckpt", vit())
@@ -71,7 +77,7 @@ def test_a_checkpoint_takes_other_weights(tmp_path):
     torch.testing.assert_close(model.network.state_dict(), other.state_dict())
 
 
-def test_a_checkpoint_takes_another_image_size(tmp_path):
+def test_a_checkpoint_takes_another_image_size(tmp_path: Path) -> None:
     model = load_model(save(tmp_path / "a.ckpt", vit()), image_size=(32, 40))
     assert model.preprocess.input_size == (32, 40)
     assert model.layout == TokenLayout(1, (4, 5), "cls")
@@ -84,23 +90,24 @@ def test_a_checkpoint_takes_another_image_size(tmp_path):
     assert model.layout == TokenLayout(1, (4, 4), "cls")
 
 
-def test_timm_by_name():
+def test_timm_by_name() -> None:
     model = load_model("timm:test_vit", pretrained=False)
-    assert model.preprocess.input_size == (160, 160)
-    assert model.preprocess.interpolation == "bicubic"
+    preprocess: Any = model.preprocess
+    assert preprocess.input_size == (160, 160)
+    assert preprocess.interpolation == "bicubic"
     assert model.classes[:2] == ["tench, Tinca tinca", "goldfish, Carassius auratus"]
     assert len(model.classes) == 1000
     assert model.layout == TokenLayout(1, (10, 10), "cls")
     assert type(model.network).__module__.startswith("timm.")
 
 
-def test_where_the_weights_come_from(tmp_path):
+def test_where_the_weights_come_from(tmp_path: Path) -> None:
     saved = save(tmp_path / "best.ckpt", vit())
     random = load_model("timm:test_vit", pretrained=False)
     save_file(random.network.state_dict(), tmp_path / "given.safetensors")
     given = load_model("timm:test_vit", pretrained=False, weights=tmp_path / "given.safetensors")
     own = Model(torch.nn.Identity(), PREPROCESS, CLASSES, None)
-    args = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+    args: dict[str, Any] = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
     hugging_face = load_model("hf:vit", pretrained=False, image_size=(32, 48), **args)
     assert random.weights == hugging_face.weights == "random"
     assert load_model("torchvision:squeezenet1_1", pretrained=False).weights == "random"
@@ -111,10 +118,12 @@ def test_where_the_weights_come_from(tmp_path):
 
 
 @pytest.mark.parametrize(("classes", "weights"), [(7, "random classifier"), (1000, "trained")])
-def test_a_classifier_of_other_classes_than_the_weights_is_random(classes, weights, monkeypatch):
+def test_a_classifier_of_other_classes_than_the_weights_is_random(
+    classes: int, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vision_attn.hub import libraries
 
-    create = libraries.create_timm  # what timm would download is not what is asked here
+    create = vars(libraries)["create_timm"]  # what timm would download is not what is asked here
     monkeypatch.setattr(
         libraries,
         "create_timm",
@@ -126,7 +135,7 @@ def test_a_classifier_of_other_classes_than_the_weights_is_random(classes, weigh
     assert load_model("timm:test_vit", num_classes=0).weights == "trained"  # there is none
 
 
-def test_a_pretrained_network_without_a_classifier_has_a_random_one(tmp_path):
+def test_a_pretrained_network_without_a_classifier_has_a_random_one(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"image_size": 16, "patch_size": 8, "hidden_size": 8, "intermediate_size": 8}
     config = transformers.ViTConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)
@@ -136,7 +145,7 @@ def test_a_pretrained_network_without_a_classifier_has_a_random_one(tmp_path):
     assert load_model(f"hf:{tmp_path / 'whole'}").weights == "trained"
 
 
-def test_timm_takes_a_size_and_arguments_of_its_own():
+def test_timm_takes_a_size_and_arguments_of_its_own() -> None:
     model = load_model("timm:test_vit", pretrained=False, image_size=(32, 64), num_classes=3)
     assert model.classes == ["class 0", "class 1", "class 2"]
     assert model.network(torch.zeros(1, 3, *model.preprocess.input_size)).shape == (1, 3)
@@ -150,7 +159,7 @@ def test_timm_takes_a_size_and_arguments_of_its_own():
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_timm_weights_come_from_a_file(tmp_path, suffix):
+def test_timm_weights_come_from_a_file(tmp_path: Path, suffix: str) -> None:
     theirs = timm.create_model("test_vit")
     path = tmp_path / f"a.{suffix}"
     if suffix == "pth":
@@ -165,18 +174,19 @@ def test_timm_weights_come_from_a_file(tmp_path, suffix):
         load_model("timm:test_vit", weights=path, num_classes=3)
 
 
-def test_our_checkpoint_gives_its_weights_to_timm(tmp_path):
+def test_our_checkpoint_gives_its_weights_to_timm(tmp_path: Path) -> None:
     trained = TimmModel("test_vit", 3)
     model = load_model("timm:test_vit", weights=save(tmp_path / "a.ckpt", trained))
     torch.testing.assert_close(model.network.state_dict(), trained.network.state_dict())
     assert model.classes == ["class 0", "class 1", "class 2"]
 
 
-def test_torchvision_by_name(tmp_path):
+def test_torchvision_by_name(tmp_path: Path) -> None:
     model = load_model("torchvision:resnet18", pretrained=False)
     assert model.classes[:2] == ["tench", "goldfish"]
     assert model.preprocess.input_size == (224, 224)
-    assert model.preprocess.crop_pct == 224 / 256
+    preprocess: Any = model.preprocess
+    assert preprocess.crop_pct == 224 / 256
     assert model.layout is None
     theirs = torchvision.models.vit_b_16(num_classes=5)
     torch.save(theirs.state_dict(), tmp_path / "a.pth")
@@ -190,11 +200,21 @@ def test_torchvision_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("pretrained", [False, True])
-def test_a_torchvision_vit_is_built_for_the_size_of_its_photos(monkeypatch, pretrained):
+def test_a_torchvision_vit_is_built_for_the_size_of_its_photos(
+    monkeypatch: pytest.MonkeyPatch, pretrained: bool
+) -> None:
     """vit_h_14 itself, of 518 pixels, with one narrow block."""
     from torchvision.models import _api, vision_transformer
 
-    def narrow(patch_size, num_layers, num_heads, hidden_dim, mlp_dim, image_size=224, **_):
+    def narrow(
+        patch_size: int,
+        num_layers: int,
+        num_heads: int,
+        hidden_dim: int,
+        mlp_dim: int,
+        image_size: int = 224,
+        **_: Any,
+    ) -> Any:
         return torchvision.models.VisionTransformer(image_size, patch_size, 1, 1, 4, 4)
 
     theirs = narrow(14, 32, 16, 1280, 5120, image_size=518)
@@ -211,9 +231,14 @@ def test_a_torchvision_vit_is_built_for_the_size_of_its_photos(monkeypatch, pret
     assert smaller.network(torch.zeros(1, 3, 28, 28)).shape == (1, 1000)
 
 
-def test_hugging_face_by_kind_of_network():
+def test_hugging_face_by_kind_of_network() -> None:
     pytest.importorskip("transformers")
-    args = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3}
+    args: dict[str, Any] = {
+        "hidden_size": 12,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_labels": 3,
+    }
     model = load_model("hf:vit", pretrained=False, image_size=(32, 48), **args)
     assert model.preprocess.input_size == (32, 48)
     assert model.classes == ["LABEL_0", "LABEL_1", "LABEL_2"]
@@ -221,7 +246,7 @@ def test_hugging_face_by_kind_of_network():
     assert model.network(torch.zeros(2, 3, 32, 48)).shape == (2, 3)
 
 
-def test_hugging_face_from_a_folder(tmp_path):
+def test_hugging_face_from_a_folder(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
         hidden_size=12, num_hidden_layers=1, num_attention_heads=2, id2label={0: "cat", 1: "dog"}
@@ -236,7 +261,7 @@ def test_hugging_face_from_a_folder(tmp_path):
     assert model.preprocess == Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, fit="squash")
 
 
-def of_hugging_face(folder, options=None):
+def of_hugging_face(folder: Path, options: dict[str, Any] | None = None) -> str:
     """A tiny network in a folder, with the options of its image processor, if it has one."""
     transformers = pytest.importorskip("transformers")
     sizes = {"image_size": 16, "patch_size": 8, "hidden_size": 8, "intermediate_size": 8}
@@ -264,12 +289,17 @@ MEANS = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
         (MEANS | {"image_std": None}, (0.1, 0.2, 0.3), (1.0,) * 3),
     ],
 )
-def test_hugging_face_normalizes_as_the_image_processor_does(tmp_path, options, mean, std):
+def test_hugging_face_normalizes_as_the_image_processor_does(
+    tmp_path: Path,
+    options: dict[str, list[float] | float | None] | None,
+    mean: tuple[float, float, float],
+    std: tuple[float, float, float],
+) -> None:
     preprocess = load_model(of_hugging_face(tmp_path, options)).preprocess
     assert preprocess == Preprocess((16, 16), mean, std, fit="squash")
 
 
-def test_an_image_processor_without_do_normalize_subtracts_nothing(tmp_path):
+def test_an_image_processor_without_do_normalize_subtracts_nothing(tmp_path: Path) -> None:
     """MobileViT's has means all the same."""
     kind = {"image_processor_type": "MobileViTImageProcessor", "do_flip_channel_order": False}
     model = load_model(of_hugging_face(tmp_path, kind | {"do_center_crop": False}))
@@ -293,13 +323,15 @@ def test_an_image_processor_without_do_normalize_subtracts_nothing(tmp_path):
         ),
     ],
 )
-def test_an_image_processor_that_cannot_be_followed_is_one_line(tmp_path, options, message):
+def test_an_image_processor_that_cannot_be_followed_is_one_line(
+    tmp_path: Path, options: dict[str, str | dict[str, int] | Collection[str]], message: str
+) -> None:
     with pytest.raises(ModelError, match=f"hf:{tmp_path}: {message}") as caught:
         load_model(of_hugging_face(tmp_path, options))
     assert "\n" not in str(caught.value)
 
 
-def test_a_network_of_timm_inside_hugging_faces_takes_the_photos_of_timm(tmp_path):
+def test_a_network_of_timm_inside_hugging_faces_takes_the_photos_of_timm(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     about = timm.create_model("test_vit").pretrained_cfg | {"mean": (0.1, 0.2, 0.3)}
     config = transformers.TimmWrapperConfig(architecture="test_vit", pretrained_cfg=about)
@@ -326,13 +358,13 @@ def test_a_network_of_timm_inside_hugging_faces_takes_the_photos_of_timm(tmp_pat
         ("", "expected a checkpoint file"),
     ],
 )
-def test_an_unknown_model_is_one_line_with_the_nearest_names(spec, message):
+def test_an_unknown_model_is_one_line_with_the_nearest_names(spec: str, message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         load_model(spec, pretrained=False)
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_says_which_checkpoints_it_holds(tmp_path):
+def test_a_folder_says_which_checkpoints_it_holds(tmp_path: Path) -> None:
     path = save(tmp_path / "best.ckpt", vit())
     with pytest.raises(ModelError, match=f"a folder; .* it holds {path}"):
         load_model(tmp_path)
@@ -349,14 +381,16 @@ def test_a_folder_says_which_checkpoints_it_holds(tmp_path):
         ({"network": "vision_attn.models.ViT"}, "expected a description"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_rebuilt_is_one_line(tmp_path, changes, message):
+def test_a_checkpoint_that_cannot_be_rebuilt_is_one_line(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     path = save(tmp_path / "a.ckpt", vit(), **changes)
     with pytest.raises(ModelError, match=message) as caught:
         load_model(path)
     assert str(path) in str(caught.value)
 
 
-def test_checkpoints_of_another_kind_are_one_line(tmp_path):
+def test_checkpoints_of_another_kind_are_one_line(tmp_path: Path) -> None:
     network = vit()
     lightning = tmp_path / "lightning.ckpt"
     torch.save({"state_dict": network.state_dict(), "pytorch-lightning_version": "2.6"}, lightning)
@@ -385,8 +419,10 @@ def test_checkpoints_of_another_kind_are_one_line(tmp_path):
         ("hf:google/vit", "name a folder that holds it"),
     ],
 )
-def test_offline_a_download_says_what_to_do(monkeypatch, tmp_path, spec, advice):
-    def refuse(*args, **kwargs):
+def test_offline_a_download_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spec: str, advice: str
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
         raise OSError("no network here")
 
     monkeypatch.setattr(download_module, "_reachable", lambda url: False)
@@ -401,7 +437,7 @@ def named(*classes: str) -> Model:
     return Model(torch.nn.Identity(), PREPROCESS, list(classes), None)
 
 
-def test_a_class_is_found_by_index_name_or_synonym():
+def test_a_class_is_found_by_index_name_or_synonym() -> None:
     model = named("tabby, tabby cat", "golden retriever", "crane", "crane, hoist", "7")
     assert model.class_index(1) == model.class_index("1") == 1
     assert model.class_index("Golden Retriever") == 1
@@ -423,20 +459,26 @@ def test_a_class_is_found_by_index_name_or_synonym():
         ("-1", "no class -1: expected 0 to 2"),
     ],
 )
-def test_an_unknown_class_is_one_line_with_the_nearest_names(wanted, message):
+def test_an_unknown_class_is_one_line_with_the_nearest_names(
+    wanted: str | int, message: str
+) -> None:
     with pytest.raises(ModelError, match=message):
         named("golden retriever", "crane", "crane, hoist").class_index(wanted)
 
 
 @pytest.mark.parametrize("size", [100_000, (16, 8193), (8193, 16)])
-def test_an_input_that_no_memory_holds_is_refused_before_anything_is_built(size, tmp_path):
+def test_an_input_that_no_memory_holds_is_refused_before_anything_is_built(
+    size: int | tuple[int, int], tmp_path: Path
+) -> None:
     message = r"image_size: expected a side of at most 8192 pixels, got \d+x\d+"
     for spec in ("timm:test_vit", str(save(tmp_path / "a.ckpt", vit()))):
         with pytest.raises(ModelError, match=message):
             load_model(spec, pretrained=False, image_size=size)
 
 
-def test_explain_opens_a_checkpoint_once(models, photos, tmp_path, monkeypatch):
+def test_explain_opens_a_checkpoint_once(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = []
     read = checkpoint.read_file
     monkeypatch.setattr(

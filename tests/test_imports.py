@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,7 +45,9 @@ assert main(["explain", *words, "--page"]) == 0
         pytest.param(COMMAND, {"cv2", "matplotlib"}, marks=pytest.mark.slow),
     ],
 )
-def test_what_takes_seconds_to_import_is_left_out(code, needed, tmp_path):
+def test_what_takes_seconds_to_import_is_left_out(
+    code: str, needed: set[str], tmp_path: Path
+) -> None:
     words = [sys.executable, "-c", START + code + END]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

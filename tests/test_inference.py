@@ -4,12 +4,16 @@ import contextlib
 import copy
 import inspect
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,7 +22,9 @@ from vision_attn import evaluate
 from vision_attn.attention import CBAM, add_gates
 from vision_attn.data import Preprocess
 from vision_attn.devices import forward_format
+from vision_attn.evaluate import Removal
 from vision_attn.methods import (
+    Explainer,
     GradCAM,
     IntegratedGradients,
     LeGrad,
@@ -47,7 +53,9 @@ def cnn() -> Model:
     network = SEResNet(3, layers=(1, 1, 1, 1), widths=(4, 6, 8, 10))
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None
             nn.init.normal_(module.running_mean, std=0.5)
+            assert module.running_var is not None
             nn.init.uniform_(module.running_var, 0.5, 2.0)
     nn.init.normal_(network.fc.weight, std=1.0)
     network.train()
@@ -62,11 +70,12 @@ def vit() -> Model:
     nn.init.normal_(network.head.weight, std=1.0)
     network.train()
     network.blocks[1].eval()
+    assert network.cls_token is not None
     network.cls_token.requires_grad_(False)
     return Model(network, PREPROCESS, CLASSES, network.layout((32, 32)))
 
 
-def state(network):
+def state(network: nn.Module) -> dict[Any, Any]:
     """All that must come back, and the identity of what must stay itself."""
     return {
         "training": [module.training for module in network.modules()],
@@ -93,23 +102,23 @@ def state(network):
     }
 
 
-def values(network):
+def values(network: nn.Module) -> dict[str, Any]:
     return copy.deepcopy(network.state_dict())
 
 
-def deletion(removal):
+def deletion(removal: Removal) -> torch.Tensor:
     metric = evaluate.Deletion(removal, steps=3)
     metric.update(IMAGES, IMAGES.mean(1), TARGETS)
     return metric.per_image()
 
 
-def masked(forward):
+def masked(forward: Callable[..., torch.Tensor]) -> torch.Tensor:
     metric = evaluate.AverageDrop(forward)
     metric.update(IMAGES, IMAGES.mean(1).abs(), TARGETS)
     return metric.per_image()
 
 
-def saliency(network, images, targets):
+def saliency(network: Any, images: torch.Tensor, targets: Any) -> torch.Tensor:
     """Somebody's own explanation, which asks for gradients by itself."""
     images = images.clone().requires_grad_()
     with torch.enable_grad():
@@ -118,13 +127,13 @@ def saliency(network, images, targets):
     return gradient.abs().sum(1)
 
 
-def sensitivity(network):
+def sensitivity(network: Any) -> torch.Tensor:
     metric = evaluate.MaxSensitivity(partial(saliency, network), samples=2)
     metric.update(IMAGES, TARGETS)
     return metric.per_image()
 
 
-def randomisation(network):
+def randomisation(network: Any) -> torch.Tensor:
     metric = evaluate.ModelRandomisation(network, saliency)
     metric.update(IMAGES, TARGETS)
     return metric.per_image()
@@ -135,43 +144,43 @@ class OwnRemoval(evaluate.Removal):
 
     grid, least = (4, 4), 0
 
-    def __init__(self, network):
+    def __init__(self, network: Any) -> None:
         self.network = network
 
-    def logits(self, images, order, counts):
+    def logits(self, images: torch.Tensor, order: Any, counts: Any) -> torch.Tensor:
         return torch.stack([self.network(images * count / 16) for count in counts], dim=1)
 
 
-def found(explanation):
+def found(explanation: Any) -> list[torch.Tensor]:
     return [torch.from_numpy(explanation.probabilities)] + [
         torch.from_numpy(each.values) for each in explanation.maps
     ]
 
 
-def galleried(model, photos, folder):
+def galleried(model: Any, photos: Path, folder: Path) -> list[Any]:
     summary = vision_attn.gallery(model, photos, ["GradCAM"], output=folder, page=False)
     assert not summary.problems
     return [torch.tensor([each["probability"] for each in summary.records()])]
 
 
-def scored(model, photos):
+def scored(model: Any, photos: Path) -> list[Any]:
     scores = vision_attn.score(model, photos, ["GradCAM"], steps=2, sanity=1, target="predicted")
     return [torch.tensor([row["mean"] for row in scores.table() if row["mean"] is not None])]
 
 
-def filmed(model, photos, folder):
+def filmed(model: Any, photos: Path, folder: Path) -> list[Any]:
     summary = vision_attn.film(model, photos, "GradCAM", output=folder, frames=2.0)
     assert summary.films  # whose other photos have another size
     return [path.read_bytes() for path in sorted(summary.folder.glob("*.mp4"))]
 
 
-def without_outliers(model, photos):
+def without_outliers(model: Any, photos: Path) -> str:
     with pytest.raises(ValueError, match="no photo has a patch whose norm") as raised:
         vision_attn.add_registers(model, photos, neurons=2, block=1)
     return str(raised.value)
 
 
-def intervened(model):
+def intervened(model: Any) -> list[Any]:
     with vision_attn.intervene(model, heads={(0, 1): "zero"}, mlps=[1]):
         return [class_logits(model.network, IMAGES)]
 
@@ -238,13 +247,13 @@ OF_VITS = {
 }
 
 
-def _image(array):
+def _image(array: Any) -> Image.Image:
     from PIL import Image
 
     return Image.fromarray(array)
 
 
-def test_every_function_that_takes_a_model_is_tried():
+def test_every_function_that_takes_a_model_is_tried() -> None:
     functions = {
         name
         for name in vision_attn.__all__
@@ -267,7 +276,9 @@ CASES = [
     ("make", "run"),
     [pytest.param(make, run, id=f"{make.__name__}: {name}") for make, name, run in CASES],
 )
-def test_a_network_in_train_mode_predicts_and_stays_as_it_was(make, run, kept_photos, tmp_path):
+def test_a_network_in_train_mode_predicts_and_stays_as_it_was(
+    make: Any, run: Any, kept_photos: Path, tmp_path: Path
+) -> None:
     model, plain = make(), make()
     plain.network.eval()
     given = {"photos": str(kept_photos), "folder": tmp_path / "train"}
@@ -286,7 +297,7 @@ def test_a_network_in_train_mode_predicts_and_stays_as_it_was(make, run, kept_ph
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [cnn, vit])
-def test_an_export_leaves_the_network_as_it_was(make, tmp_path):
+def test_an_export_leaves_the_network_as_it_was(make: Callable[..., Model], tmp_path: Path) -> None:
     model = make()
     before, numbers = state(model.network), values(model.network)
     assert vision_attn.export(model, tmp_path / "model.pt2").difference < 1e-5
@@ -295,7 +306,7 @@ def test_an_export_leaves_the_network_as_it_was(make, tmp_path):
 
 
 @pytest.mark.parametrize("write", [greedy, beam])
-def test_sequences_are_written_in_eval_mode(write):
+def test_sequences_are_written_in_eval_mode(write: Callable[..., torch.Tensor]) -> None:
     torch.manual_seed(0)
     network = Seq2Seq(symbols=11, dim=8, longest=5)
     for weight in network.parameters():
@@ -312,7 +323,7 @@ def test_sequences_are_written_in_eval_mode(write):
     assert state(network) == before
 
 
-def test_gates_are_added_in_eval_mode_to_a_network_that_trains():
+def test_gates_are_added_in_eval_mode_to_a_network_that_trains() -> None:
     network = cnn().network
     numbers, training = values(network), [module.training for module in network.modules()]
     add_gates(network, CBAM, (32, 32))
@@ -321,7 +332,7 @@ def test_gates_are_added_in_eval_mode_to_a_network_that_trains():
     assert [m.training for n, m in network.named_modules() if "attention_gate" not in n] == training
 
 
-def test_a_teacher_stays_as_it_was():
+def test_a_teacher_stays_as_it_was() -> None:
     from vision_attn.distillation import _Answers
 
     model, plain = cnn(), cnn()
@@ -340,44 +351,46 @@ def test_a_teacher_stays_as_it_was():
 class Merging(nn.Linear):
     """As in LoRA: `eval` merges an update into the weight, `train` takes it out again."""
 
-    def __init__(self, *sizes):
+    def __init__(self, *sizes: Any) -> None:
         super().__init__(*sizes)
         self.update, self.merged = nn.Parameter(torch.randn_like(self.weight)), False
 
-    def train(self, mode=True):
+    def train(self, mode: bool = True) -> "Merging":
         super().train(mode)
         if mode == self.merged:
             self.weight.data += -self.update.data if mode else self.update.data
             self.merged = not mode
         return self
 
-    def forward(self, x):
+    def forward(self, x: Any) -> torch.Tensor:
         return F.linear(x, self.weight if self.merged else self.weight + self.update, self.bias)
 
 
 class Counting(nn.Module):
     """Writes buffers in eval mode too: one in place, one anew, and one that is no state."""
 
-    def __init__(self):
+    largest: torch.Tensor
+
+    def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros(()))
         self.register_buffer("largest", torch.zeros(()))
         self.register_buffer("cached", torch.zeros(0), persistent=False)
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         self.seen += len(x)
         self.largest = torch.maximum(self.largest, x.detach().amax())
         self.cached = x.detach().mean((0, 2, 3))
         return x
 
 
-def small(*modules):
+def small(*modules: Any) -> nn.Sequential:
     torch.manual_seed(0)
     layers = *modules, nn.AdaptiveAvgPool2d(1), nn.Flatten()
     return nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), *layers, nn.Linear(5, 3))
 
 
-def test_what_a_network_does_when_it_is_trained_again_is_done():
+def test_what_a_network_does_when_it_is_trained_again_is_done() -> None:
     network = small()
     network.append(Merging(3, 3))
     network.append(nn.Linear(3, 3).eval())
@@ -391,7 +404,7 @@ def test_what_a_network_does_when_it_is_trained_again_is_done():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_what_a_network_writes_into_its_own_state_comes_back(training):
+def test_what_a_network_writes_into_its_own_state_comes_back(training: bool) -> None:
     network = small(Counting()).train(training)
     network[2].seen += 7
     before, numbers = state(network), values(network)
@@ -405,7 +418,7 @@ def test_what_a_network_writes_into_its_own_state_comes_back(training):
     assert after == before
 
 
-def test_an_observer_of_a_quantized_network_forgets_what_it_saw():
+def test_an_observer_of_a_quantized_network_forgets_what_it_saw() -> None:
     from torch.ao.quantization import MinMaxObserver
 
     network = small(MinMaxObserver()).eval()
@@ -414,7 +427,7 @@ def test_an_observer_of_a_quantized_network_forgets_what_it_saw():
     torch.testing.assert_close(values(network), numbers, rtol=0, atol=0)
 
 
-def test_all_comes_back_after_an_error():
+def test_all_comes_back_after_an_error() -> None:
     network = small(Counting())
     before, numbers = state(network), values(network)
     del before["buffers"]["2.cached"]
@@ -430,7 +443,7 @@ def test_all_comes_back_after_an_error():
     torch.testing.assert_close(values(network), numbers, rtol=0, atol=0)
 
 
-def test_the_callers_modes_stay():
+def test_the_callers_modes_stay() -> None:
     network = small()
     for mode in (
         contextlib.nullcontext(),
@@ -451,24 +464,25 @@ def test_the_callers_modes_stay():
 class Waiting(nn.Module):
     """Lets a thread stop in the middle of a network until another is done."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.thread, self.inside, self.go = None, threading.Event(), threading.Event()
+        self.thread: int | None = None
+        self.inside, self.go = threading.Event(), threading.Event()
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == self.thread:
             self.inside.set()
             assert self.go.wait(60)
         return super().__call__(*args, **kwargs)
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return x
 
 
-def meanwhile(waiting, first, second):
+def meanwhile(waiting: Waiting, first: Callable[..., Any], second: Any) -> tuple[Any, Any]:
     """What `first` gives in a thread that stops inside the network until `second` is done."""
 
-    def begin():
+    def begin() -> Any:
         waiting.thread = threading.get_ident()
         return first()
 
@@ -484,7 +498,9 @@ def meanwhile(waiting, first, second):
 
 @pytest.mark.parametrize("second", [GradCAM(), class_logits, IntegratedGradients(steps=3)])
 @pytest.mark.parametrize("first", [GradCAM(), class_logits, IntegratedGradients(steps=3)])
-def test_a_thread_that_is_done_takes_nothing_from_another(first, second):
+def test_a_thread_that_is_done_takes_nothing_from_another(
+    first: Callable[..., torch.Tensor] | Explainer, second: Callable[..., torch.Tensor] | Explainer
+) -> None:
     network = small(waiting := Waiting(), nn.BatchNorm2d(5), nn.Dropout(), Counting())
     nn.init.normal_(network[3].running_mean)
     plain = copy.deepcopy(nn.Sequential(*(m for m in network if m is not waiting))).eval()
@@ -502,7 +518,7 @@ def test_a_thread_that_is_done_takes_nothing_from_another(first, second):
     torch.testing.assert_close(values(network), numbers, rtol=0, atol=0)
 
 
-def test_two_contrasts_share_a_network():
+def test_two_contrasts_share_a_network() -> None:
     network = small(waiting := Waiting(), nn.BatchNorm2d(5))
     model = Model(network, PREPROCESS, CLASSES, None)
     before = state(network)
@@ -525,25 +541,25 @@ def test_two_contrasts_share_a_network():
 
 @pytest.mark.parametrize("place", ["blocks.0", "blocks.0.attn.attend", "blocks.1.norm1"])
 @pytest.mark.parametrize("second", [LeGrad(), Relevance(), GradCAM()])
-def test_hooks_of_a_thread_that_is_done_stop_no_other(second, place):
+def test_hooks_of_a_thread_that_is_done_stop_no_other(second: Explainer, place: str) -> None:
     """torch reads the hooks of a module before it calls them, and may call one just removed."""
     network = vit().network.eval()
     expected = class_logits(network, IMAGES), second(network, IMAGES, 1).values
     here, put_on, read, done = threading.get_ident(), *(threading.Event() for _ in range(3))
 
-    def wait(_module, _args):
+    def wait(_module: Any, _args: Any) -> None:
         """Here, after torch has read the other's hooks, until those are gone."""
         if threading.get_ident() == here:
             read.set()
             assert done.wait(60)
 
-    def let_read(_module, _args):
+    def let_read(_module: Any, _args: Any) -> None:
         """There, with all hooks on, until torch has read them here."""
         if threading.get_ident() != here:
             put_on.set()
             assert read.wait(60)
 
-    def explain():
+    def explain() -> torch.Tensor:
         try:
             return second(network, IMAGES, 1).values
         finally:
@@ -565,7 +581,7 @@ def test_hooks_of_a_thread_that_is_done_stop_no_other(second, place):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [cnn, vit])
-def test_many_maps_at_once_are_those_made_alone(make):
+def test_many_maps_at_once_are_those_made_alone(make: Callable[..., Model]) -> None:
     model, plain = make(), make()
     plain.network.eval()
     methods = ["GradCAM", "IntegratedGradients(steps=2)", "Occlusion(window=16)"]
@@ -599,14 +615,15 @@ METHODS = [
 
 @pytest.mark.parametrize("inner", METHODS)
 @pytest.mark.parametrize("outer", METHODS)
-def test_an_explanation_inside_a_hook_of_another(outer, inner):
+def test_an_explanation_inside_a_hook_of_another(outer: str, inner: str) -> None:
     model = vit()
     network = model.network.eval()
     outer, inner = (choose_methods([name], network)[0] for name in (outer, inner))
     expected = [each(network, IMAGES, 1).values for each in (outer, inner)]
+    busy: list[Any]
     maps, busy = [], []
 
-    def look(_module, _args, _out):
+    def look(_module: Any, _args: Any, _out: Any) -> None:
         if not busy:
             busy.append(1)
             maps.append(inner(network, IMAGES, 1).values)

@@ -25,7 +25,9 @@ WIDE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 def module() -> ModuleType:
     """docs/languages.py."""
     spec = importlib.util.spec_from_file_location("languages", DOCS / "languages.py")
+    assert spec is not None
     made = importlib.util.module_from_spec(spec)
+    assert spec.loader is not None
     spec.loader.exec_module(made)
     return made
 
@@ -93,7 +95,7 @@ def whole_numbers(text: str) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_every_page_of_start_learn_and_trust_is_translated(language):
+def test_every_page_of_start_learn_and_trust_is_translated(language: str) -> None:
     assert len(ENGLISH) == 19
     missing = [page.name for page in ENGLISH if not translation(page, language).is_file()]
     assert not missing
@@ -101,7 +103,7 @@ def test_every_page_of_start_learn_and_trust_is_translated(language):
 
 
 @pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: str(page.relative_to(DOCS)))
-def test_a_translation_has_the_parts_of_its_page(page):
+def test_a_translation_has_the_parts_of_its_page(page: Path) -> None:
     english, text = original(page).read_text(encoding="utf-8"), page.read_text(encoding="utf-8")
     found = outline(text)
     for what, wanted in outline(english).items():
@@ -111,7 +113,7 @@ def test_a_translation_has_the_parts_of_its_page(page):
 
 
 @pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: str(page.relative_to(DOCS)))
-def test_a_translation_leaves_no_sentence_in_english_and_links_to_translations(page):
+def test_a_translation_leaves_no_sentence_in_english_and_links_to_translations(page: Path) -> None:
     language = page.name.split(".")[1]
     text = page.read_text(encoding="utf-8")
     prose = re.sub(r"`[^`\n]+`|\$[^$\n]+\$|<[^>]*>", "", FENCED.sub("", text))
@@ -124,7 +126,7 @@ def test_a_translation_leaves_no_sentence_in_english_and_links_to_translations(p
             assert not translation(target, language).is_file(), f"{link} has a translation"
 
 
-def test_the_glossaries_have_the_same_words():
+def test_the_glossaries_have_the_same_words() -> None:
     english, *others = (
         re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| .+ \|$", page.read_text("utf-8"), re.MULTILINE)
         for page in sorted(DOCS.glob("glossary*.md"), key=lambda page: page.name.count("."))
@@ -134,7 +136,7 @@ def test_the_glossaries_have_the_same_words():
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_the_words_of_the_interface_are_those_that_are_used(language):
+def test_the_words_of_the_interface_are_those_that_are_used(language: str) -> None:
     words = json.loads((DOCS / f"words_{language}.json").read_text(encoding="utf-8"))
     script = (DOCS / "assets/play.js").read_text(encoding="utf-8")
     used = set(re.findall(r'say\("([^"]+)"', script))
@@ -163,7 +165,7 @@ def of_the_site() -> set[str]:
     return {*titles, *named, "Search", module().ONLY_ENGLISH}
 
 
-def test_the_headings_of_a_translation_have_the_anchors_of_the_english_ones():
+def test_the_headings_of_a_translation_have_the_anchors_of_the_english_ones() -> None:
     english = "# Ask again\n\n```sh\n# a comment\nls\n```\n\n## Play `x`\n\n## Play x\n"
     japanese = "# もう一度\n\n```sh\n# コメント\nls\n```\n\n## 動かす `x`\n\n## 動かす\n"
     made = module().with_anchors(japanese, english)
@@ -174,6 +176,6 @@ def test_the_headings_of_a_translation_have_the_anchors_of_the_english_ones():
         module().with_anchors(japanese + "## 余分\n", english)
 
 
-def test_lines_of_japanese_are_joined_without_a_space():
+def test_lines_of_japanese_are_joined_without_a_space() -> None:
     assert module().joined("注意の\n機構、\n重み\nabc\n重み") == "注意の機構、重み\nabc\n重み"
     assert module().joined("注意\n\n- 重み") == "注意\n\n- 重み"

@@ -5,7 +5,9 @@ And what docs/notebooks.py makes of notebooks: runs that are kept, and pages.
 
 import base64
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -18,7 +20,7 @@ from nbformat.v4 import (
 )
 
 sys.path.append(str(Path(__file__).parents[1] / "docs"))
-import notebooks
+notebooks: Any = import_module("notebooks")
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 TWICE = "import time\nprint(2 + 3, flush=True)\ntime.sleep(0.5)\nprint(2 + 5)"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -33,7 +34,9 @@ def imported(tree: ast.AST, lazy: bool = False) -> Iterator[tuple[str, bool]]:
 
 def normalised(requirement: str) -> str:
     """The distribution that a requirement names, as PEP 503 compares them."""
-    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
+    name = re.match(r"[\w.-]+", requirement)
+    assert name is not None
+    return re.sub(r"[-_.]+", "-", name[0]).lower()
 
 
 installed = cache(packages_distributions)  # it reads the files of every distribution
@@ -55,7 +58,7 @@ OURS = {"vision_attn", *sys.stdlib_module_names}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_is_imported_is_declared(path: Path):
+def test_what_is_imported_is_declared(path: Path) -> None:
     for package, lazy in imported(ast.parse(path.read_text(encoding="utf-8"))):
         declared = DEPENDENCIES | EXTRAS if lazy else DEPENDENCIES
         assert package in OURS or distributions(package) & declared, (
@@ -64,7 +67,7 @@ def test_what_is_imported_is_declared(path: Path):
         )
 
 
-def test_what_is_declared_is_imported():
+def test_what_is_declared_is_imported() -> None:
     packages = {name for path in FILES for name, _ in imported(ast.parse(path.read_text()))}
     used = set().union(*map(distributions, packages - OURS))
     assert used >= DEPENDENCIES, f"declared but never imported: {sorted(DEPENDENCIES - used)}"
@@ -74,14 +77,14 @@ INSIDE = {"dev", "release"}  # extras of who works on the package
 
 
 @pytest.mark.parametrize("language", ["", ".ja", ".zh"])
-def test_the_page_on_installing_has_a_row_for_each_extra(language):
+def test_the_page_on_installing_has_a_row_for_each_extra(language: str) -> None:
     page = (ROOT / f"docs/start/install{language}.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `pip install")]
     extras = re.findall(r"'\.\[(\w+)\]'", "\n".join(rows))
     assert sorted(extras) == sorted(PROJECT["optional-dependencies"].keys() - INSIDE)
 
 
-def test_the_walk_tells_lazy_imports_from_others():
+def test_the_walk_tells_lazy_imports_from_others() -> None:
     code = (
         "import torch.nn\nif TYPE_CHECKING:\n    from onnx import helper\n"
         "try:\n    import cv2\nexcept ImportError:\n    pass\n"
@@ -91,20 +94,21 @@ def test_the_walk_tells_lazy_imports_from_others():
     assert set(imported(ast.parse(code))) == expected
 
 
-def test_hooks_run_what_make_check_runs():
+def test_hooks_run_what_make_check_runs() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
     assert [repo["repo"] for repo in hooks] == ["local"], "hooks come from .venv alone"
     entries = {hook["entry"].split(" --")[0] for repo in hooks for hook in repo["hooks"]}
     recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
     commands = re.findall(r"\$\(BIN\)/(.+?)(?: --[\w-]+)*(?: \.)?$", recipe[1], re.MULTILINE)
     assert entries == {f".venv/bin/{command}" for command in commands}
 
 
-def workflow(name: str) -> dict:
+def workflow(name: str) -> dict[Any, Any]:
     return yaml.safe_load((ROOT / ".github/workflows" / name).read_text(encoding="utf-8"))
 
 
-def test_the_tests_run_on_every_python_that_is_promised_and_on_every_system():
+def test_the_tests_run_on_every_python_that_is_promised_and_on_every_system() -> None:
     matrix = workflow("check.yml")["jobs"]["test"]["strategy"]["matrix"]
     promised = {c.rpartition(" ")[2] for c in PROJECT["classifiers"] if ":: Python :: 3." in c}
     assert set(matrix["python"]) == promised
@@ -114,7 +118,7 @@ def test_the_tests_run_on_every_python_that_is_promised_and_on_every_system():
     assert all(each["may_fail"] for each in matrix["include"])
 
 
-def test_workflows_run_targets_of_the_makefile():
+def test_workflows_run_targets_of_the_makefile() -> None:
     recipes = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     asked = set()
     for path in sorted((ROOT / ".github/workflows").glob("*.yml")):
@@ -128,7 +132,7 @@ def test_workflows_run_targets_of_the_makefile():
     assert "make check test SLOW=1 " in (ROOT / ".ci/run").read_text()
 
 
-def test_a_release_is_published_from_a_tag_without_a_password():
+def test_a_release_is_published_from_a_tag_without_a_password() -> None:
     jobs = workflow("release.yml")["jobs"]
     assert workflow("release.yml")[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as True
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
@@ -144,7 +148,7 @@ def test_a_release_is_published_from_a_tag_without_a_password():
         (["FAST=1"], ["not slow and not compiled and not browser"]),
     ],
 )
-def test_which_tests_make_runs(words, chosen):
+def test_which_tests_make_runs(words: list[str], chosen: list[str]) -> None:
     made = ["make", "-n", "test", *words]
     # The make that runs this test hands its own words on, SLOW=1 among them.
     clean = {
@@ -164,7 +168,7 @@ def test_which_tests_make_runs(words, chosen):
         assert paths
 
 
-def test_make_keeps_bytecode_whatever_the_shell_says():
+def test_make_keeps_bytecode_whatever_the_shell_says() -> None:
     """Without it each process compiles the libraries anew: seconds in each of hundreds."""
     show = "show:\n\t@echo found=$$PYTHONDONTWRITEBYTECODE\n"
     done = subprocess.run(
@@ -189,7 +193,7 @@ def worked_examples() -> dict[str, str]:
 EXAMPLES = worked_examples()
 
 
-def test_there_is_an_example_of_each_kind():
+def test_there_is_an_example_of_each_kind() -> None:
     assert list(EXAMPLES) == [
         "Add an explainer",
         "Add a score",
@@ -199,10 +203,10 @@ def test_there_is_an_example_of_each_kind():
 
 
 @pytest.mark.parametrize("title", EXAMPLES)
-def test_worked_examples_run(title: str):
+def test_worked_examples_run(title: str) -> None:
     code = EXAMPLES[title]
     assert len(code.splitlines()) < 40
-    names = {"__name__": "example"}
+    names: dict[str, Any] = {"__name__": "example"}
     exec(compile(code, f"CONTRIBUTING.md, {title}", "exec"), names)
     tests = [function for name, function in names.items() if name.startswith("test_")]
     assert tests
@@ -211,7 +215,7 @@ def test_worked_examples_run(title: str):
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "CHANGELOG.md"])
-def test_files_that_are_named_exist(page: str):
+def test_files_that_are_named_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     paths = re.findall(
         r"\b(?:vision_attn|tests|benchmarks|docs|configs)/[\w/]+(?:\.\w+)?", text

@@ -5,7 +5,10 @@ import hashlib
 import importlib.util
 import json
 import shutil
+from collections.abc import Callable, Collection
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,23 +44,25 @@ trainer:
 """
 
 
-def script():
+def script() -> ModuleType:
     """docs/models.py as a module."""
     spec = importlib.util.spec_from_file_location("models_page", ROOT / "docs/models.py")
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
+    assert spec.loader is not None
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     (folder / "tiny.yaml").write_text(TINY)
     return vision_attn.fit(folder / "tiny.yaml", output=folder).folder
 
 
 @pytest.fixture(scope="module")
-def made(run, tmp_path_factory) -> Path:
+def made(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shelf with one network of 10 classes of 16 x 16 images, and its page."""
     folder = tmp_path_factory.mktemp("made")
     words = ["--shelf", str(folder), "--docs", str(folder), "add", str(run), "tiny"]
@@ -70,17 +75,17 @@ def made(run, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def shelf(made, tmp_path) -> Path:
+def shelf(made: Path, tmp_path: Path) -> Path:
     """A copy to damage."""
     return Path(shutil.copytree(made, tmp_path / "shelf"))
 
 
 @pytest.fixture
-def spec(shelf) -> str:
+def spec(shelf: Path) -> str:
     return f"vision_attn:{shelf / 'tiny.json'}"
 
 
-def change(shelf: Path, **values) -> None:
+def change(shelf: Path, **values: Any) -> None:
     """Put other values into the card's checkpoint."""
     card = json.loads((shelf / "tiny.json").read_text())
     card["checkpoint"] |= values
@@ -90,14 +95,14 @@ def change(shelf: Path, **values) -> None:
 # what ships
 
 
-def test_the_files_of_the_shelf_are_small():
+def test_the_files_of_the_shelf_are_small() -> None:
     sizes = [path.stat().st_size for path in Shelf().folder.glob("*.safetensors")]
     assert all(size <= 6e6 for size in sizes)
     assert sum(sizes) <= 24e6
 
 
 @pytest.mark.parametrize("card", list(Shelf()), ids=lambda card: card.name)
-def test_what_ships_is_whole(card):
+def test_what_ships_is_whole(card: Any) -> None:
     card.check()
     assert card.weights.stat().st_size == card.values["bytes"]
     model = load_model(f"vision_attn:{card.name}")
@@ -111,7 +116,7 @@ def test_what_ships_is_whole(card):
     assert confusion.trace() / confusion.sum() == pytest.approx(card.values["test"]["top1"])
 
 
-def test_the_page_is_that_of_the_cards(tmp_path):
+def test_the_page_is_that_of_the_cards(tmp_path: Path) -> None:
     page = script().write_page(Shelf(), tmp_path)
     assert page.read_text() == (ROOT / "docs/models.md").read_text(), "run python docs/models.py"
     drawn = {path.name for path in (ROOT / "docs/pictures/models").glob("*.png")}
@@ -132,8 +137,13 @@ def test_the_page_is_that_of_the_cards(tmp_path):
 )
 @pytest.mark.xdist_group("made shelf")
 def test_the_heatmap_to_trust_is_of_the_scores(
-    parts, methods, expected, shelf, tmp_path, monkeypatch
-):
+    parts: list[tuple[str, int]],
+    methods: str,
+    expected: str,
+    shelf: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Those that the first folder trusts come first, in their order there."""
     folders = []
     for number, (trusted, scored) in enumerate(parts):
@@ -160,7 +170,7 @@ def test_the_heatmap_to_trust_is_of_the_scores(
 
 
 @pytest.mark.xdist_group("made shelf")
-def test_the_weights_are_those_of_the_run_rounded(made, run):
+def test_the_weights_are_those_of_the_run_rounded(made: Path, run: Path) -> None:
     whole = unpack(run / "best.ckpt").weights
     shipped = load_file(made / "tiny.safetensors")
     assert {f"network.{name}" for name in shipped} == {n for n in whole if n.startswith("network.")}
@@ -173,7 +183,7 @@ def test_the_weights_are_those_of_the_run_rounded(made, run):
 
 
 @pytest.mark.xdist_group("made shelf")
-def test_the_card_says_what_was_measured(made):
+def test_the_card_says_what_was_measured(made: Path) -> None:
     """Against the planted images themselves, through the model as a person loads it."""
     from vision_attn.data import planted
 
@@ -182,7 +192,7 @@ def test_the_card_says_what_was_measured(made):
     splits = planted.Planted(size=16, train=60, val=41, test=37).load(Path(), 0.1, 0)
     mean, std = (np.array(v)[:, None, None] for v in (model.preprocess.mean, model.preprocess.std))
 
-    def logits_of(part):
+    def logits_of(part: Any) -> Any:
         pixels = (part.images.numpy() / 255 - mean) / std
         return model.network(torch.from_numpy(pixels).float()).detach()
 
@@ -207,7 +217,9 @@ def test_the_card_says_what_was_measured(made):
     assert (made / "pictures/models/tiny.png").is_file()
 
 
-def test_it_ships_at_another_size_with_what_was_measured_there(tmp_path, monkeypatch):
+def test_it_ships_at_another_size_with_what_was_measured_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Photos of one colour each are the same at any size: what is right can be counted apart."""
     for name, red in (("ant", 60), ("bee", 200)):
         (tmp_path / "set" / name).mkdir(parents=True)
@@ -256,7 +268,7 @@ def test_it_ships_at_another_size_with_what_was_measured_there(tmp_path, monkeyp
     assert small.calibration.threshold is None
 
 
-def test_folders_with_imagenets_numbers_are_classes_with_names():
+def test_folders_with_imagenets_numbers_are_classes_with_names() -> None:
     from vision_attn.runs.labels import label_of
 
     names = script().named(["n01440764", "church", "n03888257"])
@@ -265,7 +277,9 @@ def test_folders_with_imagenets_numbers_are_classes_with_names():
 
 
 @pytest.mark.xdist_group("made shelf")
-def test_its_row_and_the_command_that_lists_it(made, capsys):
+def test_its_row_and_the_command_that_lists_it(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (row,) = vision_attn.list_models(made)
     size = (made / "tiny.safetensors").stat().st_size
     assert (row["name"], row["size"]) == ("tiny", size)
@@ -280,7 +294,7 @@ def test_its_row_and_the_command_that_lists_it(made, capsys):
 
 
 @pytest.mark.xdist_group("made shelf")
-def test_random_weights_and_another_size_are_not_calibrated(spec):
+def test_random_weights_and_another_size_are_not_calibrated(spec: str) -> None:
     own = load_model(spec)
     assert own.weights == "trained"
     assert own.calibration.threshold is not None
@@ -294,13 +308,13 @@ def test_random_weights_and_another_size_are_not_calibrated(spec):
 
 
 @pytest.mark.xdist_group("made shelf")
-def test_it_takes_no_arguments_of_the_network(spec):
+def test_it_takes_no_arguments_of_the_network(spec: str) -> None:
     with pytest.raises(ModelError, match="takes no model arguments, got depth"):
         load_model(spec, depth=3)
 
 
 @pytest.mark.xdist_group("made shelf")
-def test_an_unknown_name_offers_the_nearest(made):
+def test_an_unknown_name_offers_the_nearest(made: Path) -> None:
     with pytest.raises(ModelError, match="named 'tniy'; did you mean tiny"):
         Shelf(made)["tniy"]
     with pytest.raises(ModelError, match="named 'xyz'; there are tiny"):
@@ -310,7 +324,7 @@ def test_an_unknown_name_offers_the_nearest(made):
 
 
 @pytest.mark.xdist_group("made shelf")
-def test_a_damaged_file_is_named_by_its_checksum(shelf, spec):
+def test_a_damaged_file_is_named_by_its_checksum(shelf: Path, spec: str) -> None:
     path = shelf / "tiny.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -340,7 +354,7 @@ def test_a_damaged_file_is_named_by_its_checksum(shelf, spec):
     ],
 )
 @pytest.mark.xdist_group("made shelf")
-def test_a_damaged_card_is_one_line(text, message, shelf, spec):
+def test_a_damaged_card_is_one_line(text: str, message: str, shelf: Path, spec: str) -> None:
     (shelf / "tiny.json").write_text(text)
     with pytest.raises(ModelError, match=message):
         load_model(spec)
@@ -357,7 +371,12 @@ def test_a_damaged_card_is_one_line(text, message, shelf, spec):
     ],
 )
 @pytest.mark.xdist_group("made shelf")
-def test_a_card_that_asks_for_what_may_not_be_is_refused(values, message, shelf, spec):
+def test_a_card_that_asks_for_what_may_not_be_is_refused(
+    values: dict[str, int | list[str] | dict[str, Collection[str] | float | str]],
+    message: str,
+    shelf: Path,
+    spec: str,
+) -> None:
     change(shelf, **values)
     with pytest.raises(ModelError, match=message):
         load_model(spec)
@@ -367,7 +386,13 @@ def test_a_card_that_asks_for_what_may_not_be_is_refused(values, message, shelf,
 
 
 @pytest.mark.xdist_group("made shelf")
-def test_the_test_command_prints_the_cards_accuracy(shelf, spec, tmp_path, capsys, monkeypatch):
+def test_the_test_command_prints_the_cards_accuracy(
+    shelf: Path,
+    spec: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
     change(shelf, classes=[f"class {i}" for i in range(10)])  # other names than the data's
@@ -381,7 +406,9 @@ def test_the_test_command_prints_the_cards_accuracy(shelf, spec, tmp_path, capsy
 
 
 @pytest.mark.xdist_group("made shelf")
-def test_predictions_are_calibrated(shelf, spec, photos, tmp_path, monkeypatch):
+def test_predictions_are_calibrated(
+    shelf: Path, spec: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
     change(shelf, calibration={"temperature": 7.0, "threshold": 0.5})
@@ -396,7 +423,9 @@ def test_predictions_are_calibrated(shelf, spec, photos, tmp_path, monkeypatch):
 
 
 @pytest.mark.xdist_group("made shelf")
-def test_a_photo_unlike_what_is_known_is_said_to_be(shelf, spec, photos, tmp_path):
+def test_a_photo_unlike_what_is_known_is_said_to_be(
+    shelf: Path, spec: str, photos: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "out"
     for threshold, warned in ((1.0, True), (0.0, False)):
         change(shelf, calibration={"temperature": 3.0, "threshold": threshold})
@@ -409,6 +438,7 @@ def test_a_photo_unlike_what_is_known_is_said_to_be(shelf, spec, photos, tmp_pat
                 f"{record['probability']:.1%}, where 95% of held-out images have at least 100.0%"
             )
             assert record["unlike"] == (sentence if warned else "")
+            assert summary.page is not None
             assert (sentence in summary.page.read_text()) == warned
         with (
             Image.open(folder / "cat.GradCAM.png") as picture,
@@ -422,7 +452,9 @@ def test_a_photo_unlike_what_is_known_is_said_to_be(shelf, spec, photos, tmp_pat
 
 
 @pytest.mark.xdist_group("made shelf")
-def test_an_explanation_says_so_and_shows_calibrated_probabilities(shelf, spec, photos):
+def test_an_explanation_says_so_and_shows_calibrated_probabilities(
+    shelf: Path, spec: str, photos: Path
+) -> None:
     change(shelf, calibration={"temperature": 3.0, "threshold": 1.0})
     model = load_model(spec)
     found = model.explain(photos / "cat.png", "GradCAM")
@@ -439,7 +471,9 @@ def test_an_explanation_says_so_and_shows_calibrated_probabilities(shelf, spec, 
     assert raw.about["calibration"]["temperature"] == 3.0
 
 
-def test_a_model_without_a_threshold_says_nothing(models, photos, tmp_path):
+def test_a_model_without_a_threshold_says_nothing(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     summary = vision_attn.gallery(load_model(models("vit")), str(photos), output=tmp_path / "out")
     assert all("unlike" not in record for record in summary.records())
 
@@ -448,7 +482,7 @@ def test_a_model_without_a_threshold_says_nothing(models, photos, tmp_path):
 
 
 @pytest.fixture
-def task(tmp_path) -> Path:
+def task(tmp_path: Path) -> Path:
     """Ten photos of each of three kinds, apart in colour."""
     rng = np.random.default_rng(0)
     for kind, colour in (("red", (200, 40, 40)), ("green", (40, 200, 40)), ("blue", (40, 40, 200))):
@@ -467,8 +501,14 @@ FIT = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 @pytest.mark.parametrize("source", ["shelf", "checkpoint"])
 @pytest.mark.xdist_group("made shelf")
 def test_a_network_learns_a_new_task_from_its_weights(
-    source, spec, run, task, tmp_path, capsys, monkeypatch
-):
+    source: str,
+    spec: str,
+    run: Path,
+    task: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     weights = spec if source == "shelf" else str(run / "best.ckpt")
     words = [
@@ -492,11 +532,18 @@ def test_a_network_learns_a_new_task_from_its_weights(
 
 
 @pytest.mark.xdist_group("made shelf")
-def test_what_does_not_fit_is_one_line(spec, models, task, tmp_path, capsys, monkeypatch):
+def test_what_does_not_fit_is_one_line(
+    spec: str,
+    models: Callable[[str], str],
+    task: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY)
 
-    def complaint(*words) -> str:
+    def complaint(*words: Any) -> str:
         assert main(["fit", *words, *FIT]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert not Path("outputs").exists()

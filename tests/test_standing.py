@@ -3,9 +3,10 @@
 import copy
 import gc
 import threading
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import ref
 
 import pytest
@@ -21,10 +22,10 @@ from vision_attn.models import ViT
 from vision_attn.standing import MOST_PARTS, standing_of
 
 
-def counting():
+def counting() -> Callable[..., Any]:
     asked = []
 
-    def question(network):
+    def question(network: Any) -> int:
         asked.append(network)
         return len(asked)
 
@@ -37,7 +38,7 @@ class Block(nn.Sequential):
     shift = 1
     steps: ClassVar[list[int]] = []
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(nn.Linear(2, 3), nn.Dropout(0.5), nn.BatchNorm1d(3))
         self.act, self.size, self.sizes = torch.tanh, (3, 5), [3, 5]
         self.options, self.config = {"width": [3]}, SimpleNamespace(depth=3)
@@ -50,7 +51,7 @@ def block() -> Block:
     return Block()
 
 
-def tie(network):
+def tie(network: Any) -> None:
     network[2].weight = network[0].bias
 
 
@@ -85,7 +86,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_seen_and_taken_back_is_known_again(change):
+def test_a_change_is_seen_and_taken_back_is_known_again(change: str) -> None:
     network = block()
     before, _ = standing_of(network)
     assert standing_of(network)[0] is before
@@ -97,7 +98,7 @@ def test_a_change_is_seen_and_taken_back_is_known_again(change):
 
 
 @pytest.mark.parametrize("name", ["forward", "shift"])
-def test_a_change_of_a_class_is_seen(name, monkeypatch):
+def test_a_change_of_a_class_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = block()
     before, _ = standing_of(network)
     with monkeypatch.context() as patch:
@@ -106,7 +107,7 @@ def test_a_change_of_a_class_is_seen(name, monkeypatch):
     assert standing_of(network)[0] is before
 
 
-def test_a_hook_for_all_modules_is_seen():
+def test_a_hook_for_all_modules_is_seen() -> None:
     network = block()
     before, _ = standing_of(network)
     with nn.modules.module.register_module_forward_hook(lambda *_: None):
@@ -114,7 +115,7 @@ def test_a_hook_for_all_modules_is_seen():
     assert standing_of(network)[0] is before
 
 
-def keep(network):
+def keep(network: Any) -> None:
     network.kept, network.options = network[0](torch.rand(3, 2)), {"maps": torch.rand(3)}
 
 
@@ -130,8 +131,8 @@ STAYS = {
 
 
 @pytest.mark.parametrize("change", STAYS)
-def test_what_changes_no_module_is_none(change):
-    network = block()
+def test_what_changes_no_module_is_none(change: str) -> None:
+    network: Any = block()
     network.long = list(range(MOST_PARTS + 1))
     keep(network)
     before, _ = standing_of(network)
@@ -139,7 +140,7 @@ def test_what_changes_no_module_is_none(change):
     assert standing_of(network)[0] is before
 
 
-def test_temporary_hooks_are_none():
+def test_temporary_hooks_are_none() -> None:
     network = block()
     with Hooks() as hooks:
         hooks.after(network[0], lambda *_: None)
@@ -153,13 +154,13 @@ def test_temporary_hooks_are_none():
         assert standing_of(network)[0] is before
 
 
-def test_a_buffer_whose_writes_are_not_counted_is_always_new():
+def test_a_buffer_whose_writes_are_not_counted_is_always_new() -> None:
     with torch.inference_mode():
         network = block()
     assert standing_of(network)[0] is not standing_of(network)[0]
 
 
-def test_a_module_at_the_place_in_memory_of_another_is_another():
+def test_a_module_at_the_place_in_memory_of_another_is_another() -> None:
     network = nn.Sequential(nn.ReLU())
     seen = set()
     for _ in range(20):
@@ -169,8 +170,8 @@ def test_a_module_at_the_place_in_memory_of_another_is_another():
         assert list(standing_of(network)[1]) == [network, network[0]]
 
 
-def test_no_network_is_kept_alive():
-    network = block()
+def test_no_network_is_kept_alive() -> None:
+    network: Any = block()
     network.me, network.own = [network], network.forward  # circles
     asked_once(network, lambda _: 3)
     with unchanging(network):
@@ -181,8 +182,8 @@ def test_no_network_is_kept_alive():
     assert gone() is None
 
 
-def test_values_that_cannot_be_compared_are_changes():
-    network = block()
+def test_values_that_cannot_be_compared_are_changes() -> None:
+    network: Any = block()
     network.size = torch.zeros(3)
     standing_of(network)
     network.size = 3
@@ -191,15 +192,16 @@ def test_values_that_cannot_be_compared_are_changes():
     assert standing_of(network)[0] is not before
 
 
-def test_without_the_reach_each_question_is_asked_anew(monkeypatch):
+def test_without_the_reach_each_question_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standing, "STATE", ("_renamed",))
     network, question = block(), counting()
     assert [asked_once(network, question) for _ in range(2)] == [1, 2]
     assert list(modules_of(network).values()) == ["", "0", "1", "2"]
 
 
-def test_it_is_asked_once_as_long_as_it_stands():
-    network, other, question = block(), block(), counting()
+def test_it_is_asked_once_as_long_as_it_stands() -> None:
+    network: Any = block()
+    other, question = block(), counting()
     assert [asked_once(network, question) for _ in range(2)] == [1, 1]
     assert asked_once(other, question) == 2
     network[1].p = 0.25
@@ -208,8 +210,9 @@ def test_it_is_asked_once_as_long_as_it_stands():
     assert asked_once(network, question) == 1
 
 
-def test_a_call_looks_once():
-    network, question = block(), counting()
+def test_a_call_looks_once() -> None:
+    network: Any = block()
+    question = counting()
     with unchanging(network):
         assert asked_once(network, question) == 1
         network[1].p = 0.25
@@ -220,13 +223,13 @@ def test_a_call_looks_once():
     assert asked_once(network, question) == 2  # as the other thread asked
 
 
-def test_buffers_of_foreign_forward_passes_are_put_back():
+def test_buffers_of_foreign_forward_passes_are_put_back() -> None:
     class Counts(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.register_buffer("count", torch.zeros(()))
 
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             self.count += 1
             return x
 
@@ -237,8 +240,8 @@ def test_buffers_of_foreign_forward_passes_are_put_back():
         assert network[0].count == 0
 
 
-def flip(vit):
-    def backwards(_module, _args, out):
+def flip(vit: Any) -> Any:
+    def backwards(_module: Any, _args: Any, out: Any) -> torch.Tensor:
         return torch.cat([out[:, :1], out[:, 1:].flip(1)], 1)
 
     return vit.blocks[0].register_forward_pre_hook(
@@ -258,7 +261,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("change", NETWORKS)
-def test_a_map_after_a_change_is_that_of_a_network_never_seen(change):
+def test_a_map_after_a_change_is_that_of_a_network_never_seen(change: str) -> None:
     torch.manual_seed(1)
     vit = ViT(image_size=16, patch_size=4, num_classes=5, dim=12, depth=2, heads=3).eval()
     images = torch.randn(1, 3, 16, 16)

@@ -2,9 +2,11 @@
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from math import isnan
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,65 +20,69 @@ from vision_attn.tokens import record_attention
 ROOT = Path(__file__).parents[1]
 
 
-def loaded(name):
+def loaded(name: str) -> Iterator[ModuleType]:
     """A file of studies/ as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / f"studies/{name}.py")
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # a dataclass looks its module up
+    assert spec.loader is not None
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]
 
 
 @pytest.fixture(scope="module")
-def study():
+def study() -> Iterator[Any]:
     yield from loaded("real_data")
 
 
 @pytest.fixture(scope="module")
-def twins():
+def twins() -> Iterator[Any]:
     yield from loaded("healthy_twins")
 
 
 @pytest.fixture(scope="module")
-def all_photos():
+def all_photos() -> None:
     yield from loaded("all_photos")
 
 
 @pytest.fixture(scope="module")
-def outliers():
+def outliers() -> None:
     yield from loaded("outliers")
 
 
-def part(**numbers):
+def part(**numbers: Any) -> SimpleNamespace:
     """A part of a network's scores: by method, its number on each photo, by every metric."""
     found = SimpleNamespace(numbers=lambda metric, method: numbers[method])
     return SimpleNamespace(methods=list(numbers), results=found)
 
 
 @pytest.fixture
-def network(study):
+def network(study: Any) -> Any:
     quick = part(A={"1": 0.2, "2": 0.4, "3": 9.0}, B={"1": 0.2, "2": 0.4001, "3": 9.0})
     return study.Studied("network", None, [quick, part(C={"1": 0.1, "2": 0.3})])
 
 
-def test_methods_are_compared_on_the_photos_that_all_have(network):
+def test_methods_are_compared_on_the_photos_that_all_have(network: Any) -> None:
     means = network.common_means("insertion", ["A", "C"])
     assert means == pytest.approx({"A": 0.3, "C": 0.2})
 
 
-def test_without_a_common_photo_there_is_no_mean(study):
+def test_without_a_common_photo_there_is_no_mean(study: Any) -> None:
     apart = study.Studied("network", None, [part(A={"1": 0.2}), part(C={"2": 0.3})])
     assert all(isnan(value) for value in apart.common_means("insertion", ["A", "C"]).values())
 
 
-def test_the_place_is_the_mean_number_of_better_methods(study, network):
+def test_the_place_is_the_mean_number_of_better_methods(study: Any, network: Any) -> None:
     """By deletion, where less is better, C is first; by insertion and in mosaics it is last."""
     places = {m: study.mean_rank(m, [network], ["A", "B", "C"]) for m in "ABC"}
     assert places == pytest.approx({"A": 1 / 3, "B": 1 / 3, "C": 4 / 3})
 
 
-def test_photos_that_chose_are_left_out_and_those_of_other_tables_come_last(all_photos):
+def test_photos_that_chose_are_left_out_and_those_of_other_tables_come_last(
+    all_photos: Any,
+) -> None:
     samples = object.__new__(all_photos.Others)
     samples.names = [str(item) for item in range(353)]
     drawn = permutation((0,), 353).tolist()
@@ -84,18 +90,18 @@ def test_photos_that_chose_are_left_out_and_those_of_other_tables_come_last(all_
     assert sorted(samples.chosen(353)) == sorted(drawn[:300] + drawn[348:])
 
 
-def test_the_evidence_of_a_readout_sums_to_the_logit(outliers):
+def test_the_evidence_of_a_readout_sums_to_the_logit(outliers: Any) -> None:
     pooled = ViT((16, 24), 8, 7, 12, 2, 3, pool=AttentionPool, class_token=False).double().eval()
     images = torch.randn(2, 3, 16, 24, dtype=torch.float64)
     maps = outliers.ReadoutEvidence()(pooled, images, 5, pooled.layout((16, 24)))
     torch.testing.assert_close(maps.values.sum(dim=(1, 2)), pooled(images)[:, 5].detach().float())
 
 
-def test_a_network_that_reads_a_class_token_has_no_such_evidence(outliers):
+def test_a_network_that_reads_a_class_token_has_no_such_evidence(outliers: Any) -> None:
     assert outliers.ReadoutEvidence().refusal(ViT(16, 8, 7, 12, 2, 3)) is not None
 
 
-def test_norms_of_a_level_are_those_of_its_tokens(outliers):
+def test_norms_of_a_level_are_those_of_its_tokens(outliers: Any) -> None:
     network = ViT((16, 24), 8, 7, 12, 2, 3, registers=1).eval()
     images = torch.randn(2, 3, 16, 24)
     norms = outliers.norms_by_level(network, images)
@@ -107,14 +113,14 @@ def test_norms_of_a_level_are_those_of_its_tokens(outliers):
     torch.testing.assert_close(norms[:, 1], after[:, 2:].norm(dim=-1))
 
 
-def test_outliers_are_counted_by_their_photo(outliers):
+def test_outliers_are_counted_by_their_photo(outliers: Any) -> None:
     """Of two photos one has one patch of three times the median, at the border."""
     norms = torch.full((2, 9), 2.0)
     norms[1, 3] = 6.0
     assert outliers.row(norms, 4) == ["4", "2.0", "2.00", "5.56%", "50%", "100%"]
 
 
-def test_a_threshold_stands_or_moves_half_way_to_the_fault(twins):
+def test_a_threshold_stands_or_moves_half_way_to_the_fault(twins: Any) -> None:
     outliers, dead, *_ = twins.LIMITS
     assert outliers.chosen([0.1, 0.49]) == 0.5
     assert outliers.chosen([0.1, 0.6, 0.5]) == 0.8
@@ -122,7 +128,7 @@ def test_a_threshold_stands_or_moves_half_way_to_the_fault(twins):
     assert dead.chosen([0.3, 0.04]) == 0.02
 
 
-def test_a_fault_is_found_where_it_was_planted_or_elsewhere(twins):
+def test_a_fault_is_found_where_it_was_planted_or_elsewhere(twins: Any) -> None:
     equal = Finding("equal heads", True, "", ((1, 0), (1, 2), (2, 0)))
     other = Finding("dead head", True, "", ((0, 1),))
     wanted = ((1, 0), (1, 2))
@@ -136,7 +142,7 @@ def test_a_fault_is_found_where_it_was_planted_or_elsewhere(twins):
 
 
 @torch.no_grad()
-def test_faults_are_planted_in_a_copy_at_their_place(twins):
+def test_faults_are_planted_in_a_copy_at_their_place(twins: Any) -> None:
     torch.manual_seed(0)
     network = ViT(image_size=16, patch_size=2, num_classes=5, dim=21, depth=2, heads=3).eval()
     images, kept = (
@@ -144,7 +150,7 @@ def test_faults_are_planted_in_a_copy_at_their_place(twins):
         {k: v.clone() for k, v in network.state_dict().items()},
     )
 
-    def call(kind, place):
+    def call(kind: str, place: tuple[int, int]) -> tuple[Any, Any]:
         changed, places = twins.planted(network, kind, place)
         assert place in places
         with record_attention(changed, keep=("context",)) as record:

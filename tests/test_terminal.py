@@ -4,6 +4,8 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -31,7 +33,7 @@ class Screen(io.StringIO):
 
 
 @pytest.fixture
-def steering(tmp_path):
+def steering(tmp_path: Path) -> Path:
     folder = tmp_path / "photos"
     folder.mkdir()
     Image.new("RGB", (40, 40), "red").save(folder / STEERING)
@@ -39,14 +41,14 @@ def steering(tmp_path):
     return folder
 
 
-def test_what_steers_a_terminal_is_escaped_and_text_is_not():
+def test_what_steers_a_terminal_is_escaped_and_text_is_not() -> None:
     assert terminal.printable(STEERING) == ESCAPED
     assert terminal.printable("a\r\x07\x7f\udcff\u2066") == "a\\r\\x07\\x7f\\udcff\\u2066"
     for text in ("a\tb\n", "写真　１.png", "naïve 👩‍🔬", "[bold]"):
         assert terminal.printable(text) == text
 
 
-def test_a_line_stays_one_line(capsys):
+def test_a_line_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.say("a\nvision-attn: error: forged")
     terminal.complain("b\nc")
     captured = capsys.readouterr()
@@ -56,8 +58,13 @@ def test_a_line_stays_one_line(capsys):
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_file_names_reach_the_terminal_as_written(
-    is_terminal, steering, models, tmp_path, capsys, monkeypatch
-):
+    is_terminal: bool,
+    steering: Path,
+    models: Callable[[str], str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     out = tmp_path / STEERING
     words = [models("senet"), str(steering), "--device", "cpu"]
     screens = [Screen(), Screen()]
@@ -78,7 +85,7 @@ def test_file_names_reach_the_terminal_as_written(
         assert "\u202e" not in text
 
 
-def test_a_bar_names_a_film_as_written(monkeypatch):
+def test_a_bar_names_a_film_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     from vision_attn.runs.progress import Bar
 
     screen = Screen()
@@ -92,7 +99,7 @@ def test_a_bar_names_a_film_as_written(monkeypatch):
     assert STEERING not in screen.getvalue()
 
 
-def test_a_heading_of_a_run_is_as_written(capsys):
+def test_a_heading_of_a_run_is_as_written(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -111,7 +118,9 @@ def test_a_heading_of_a_run_is_as_written(capsys):
     assert "\x1b" not in out
 
 
-def test_logged_errors_are_escaped_lines(steering, capsys):
+def test_logged_errors_are_escaped_lines(
+    steering: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import logging
 
     terminal.log_lines()
@@ -120,7 +129,9 @@ def test_logged_errors_are_escaped_lines(steering, capsys):
 
 
 @pytest.mark.slow
-def test_an_ascii_stdout_takes_every_table(models, photos, tmp_path):
+def test_an_ascii_stdout_takes_every_table(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     words = f"vision-attn score {models('senet')} {photos} --method GradCAM --steps 2 --device cpu"
     words += f" -o {tmp_path / 'é'}"
     done = command(words, PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
@@ -144,13 +155,15 @@ def test_an_ascii_stdout_takes_every_table(models, photos, tmp_path):
     ],
 )
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_nobody_who_reads_is_a_quiet_end(words, status, unbuffered):
+def test_nobody_who_reads_is_a_quiet_end(
+    words: str, status: int | tuple[int, int], unbuffered: str
+) -> None:
     done = command(words, PYTHONUNBUFFERED=unbuffered)
     assert done.stderr == b""
     assert done.returncode in (status if isinstance(status, tuple) else (status,))
 
 
-def test_a_full_stdout_is_one_line():
+def test_a_full_stdout_is_one_line() -> None:
     done = command("vision-attn configs >/dev/full")
     assert done.returncode == 2
     line = "vision-attn: error: [Errno 28] No space left on device\n"
@@ -158,7 +171,9 @@ def test_a_full_stdout_is_one_line():
 
 
 @pytest.mark.slow
-def test_a_closed_stdout_does_not_end_in_a_file(models, photos, tmp_path):
+def test_a_closed_stdout_does_not_end_in_a_file(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     words = f"{models('senet')} {photos / 'cat.png'} --method GradCAM --device cpu -o {out}"
     done = command(f"vision-attn explain {words} >&-")
@@ -174,7 +189,7 @@ sys.exit(main(["nonsense"]))
 """
 
 
-def test_errors_are_seen_where_pipes_cannot_be_asked():
+def test_errors_are_seen_where_pipes_cannot_be_asked() -> None:
     """As on Windows, whose select has no poll."""
     done = subprocess.run([sys.executable, "-c", NO_POLL], capture_output=True, check=False)
     assert done.returncode == 2

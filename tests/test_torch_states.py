@@ -51,7 +51,7 @@ def restored(get: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> I
         put(before)
 
 
-def default_dtype(dtype: torch.dtype) -> AbstractContextManager:
+def default_dtype(dtype: torch.dtype) -> AbstractContextManager[Any]:
     return restored(torch.get_default_dtype, torch.set_default_dtype, dtype)
 
 
@@ -66,14 +66,15 @@ def default_device(device: str) -> Iterator[None]:
 
 @contextmanager
 def deterministic(warn_only: bool, fill: bool = True) -> Iterator[None]:
-    before = torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic
+    before = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
+    settings.fill_uninitialized_memory = fill
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
-        torch.utils.deterministic.fill_uninitialized_memory = before
+        settings.fill_uninitialized_memory = before
 
 
 @contextmanager
@@ -110,12 +111,16 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class Seen(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 class Dispatched(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         return func(*args, **(kwargs or {}))
 
 
@@ -185,7 +190,7 @@ def np_errors() -> Iterator[None]:
 
 
 @contextmanager
-def nested(*states: AbstractContextManager) -> Iterator[None]:
+def nested(*states: AbstractContextManager[Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for state in states:
             stack.enter_context(state)
@@ -193,7 +198,7 @@ def nested(*states: AbstractContextManager) -> Iterator[None]:
 
 
 @contextmanager
-def quiet(make: Callable[[], AbstractContextManager]) -> Iterator[None]:
+def quiet(make: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
     """Enter a state of which torch itself warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -239,7 +244,7 @@ ROUNDED = 1e-4
 # bfloat16 has 8 bits: a network's own numbers differ by so much.
 COARSE = 0.05
 
-STATES: dict[str, tuple[Callable[[], AbstractContextManager], float]] = {
+STATES: dict[str, tuple[Callable[[], AbstractContextManager[Any]], float]] = {
     "plain": (nullcontext, EXACT),
     "default dtype float64": (lambda: default_dtype(torch.float64), EXACT),
     "default dtype float16": (lambda: default_dtype(torch.float16), EXACT),
@@ -388,7 +393,7 @@ def explained() -> Iterator[tuple[str, Any]]:
 
 def scored() -> Iterator[tuple[str, Any]]:
     """The scores of a method on planted images."""
-    few = {"steps": 1, "batch_size": 2, "limit": 2, "progress": Silent()}
+    few: dict[str, Any] = {"steps": 1, "batch_size": 2, "limit": 2, "progress": Silent()}
     for row in vision_attn.score(model("vit"), "planted", "Rollout", **few).table():
         yield (
             f"{row['method']}, {row['metric']}",
@@ -422,7 +427,7 @@ def loaded() -> Iterator[tuple[str, Any]]:
     for spec, args in specs:
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            own = {} if spec.startswith("vision_attn") else {"pretrained": False}
+            own: dict[str, Any] = {} if spec.startswith("vision_attn") else {"pretrained": False}
             network = vision_attn.load_model(spec, **own, **args).network
         for name, tensor in network.state_dict().items():
             yield f"{spec} {name}", tensor
@@ -508,11 +513,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("call", "state"), CASES)
-def test_the_results_are_those_of_a_plain_call(call, state):
+def test_the_results_are_those_of_a_plain_call(call: Any, state: Any) -> None:
     check(state, call)
 
 
-def test_a_new_thread_has_the_same_results():
+def test_a_new_thread_has_the_same_results() -> None:
     """Modes of gradients and defaults of devices are a thread's own."""
     found: dict[str, Any] = {}
     with torch.inference_mode(), torch.device("meta"):
@@ -524,14 +529,14 @@ def test_a_new_thread_has_the_same_results():
 
 
 @pytest.mark.slow
-def test_a_run_of_training_is_the_same_and_goes_on_the_same(tmp_path):
-    few = {f"data.source.{split}": 20 for split in ("train", "val", "test")}
+def test_a_run_of_training_is_the_same_and_goes_on_the_same(tmp_path: Path) -> None:
+    few: dict[str, Any] = {f"data.source.{split}": 20 for split in ("train", "val", "test")}
     few |= {"data.batch_size": 10, "trainer.enable_progress_bar": False}
     few |= {"trainer.accelerator": "cpu"}
 
     def trained(output: Path) -> Path:
         """Train for an epoch, and go on for another."""
-        resume = None
+        resume: Any = None
         for epochs in (1, 2):
             run = vision_attn.fit(
                 "vit_planted", few, max_epochs=epochs, output=output, seed=3, resume=resume

@@ -28,7 +28,7 @@ def said() -> dict[str, int]:
         pytest.param("fit", marks=pytest.mark.slow),
     ],
 )
-def test_a_walk_crosses_no_more_files_than_the_page_says(walk, tmp_path):
+def test_a_walk_crosses_no_more_files_than_the_page_says(walk: str, tmp_path: Path) -> None:
     words = [sys.executable, str(WALKS), walk]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,9 @@
 """Networks and transforms of one's own, as models: any channels, any dtype, any head."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import timm
@@ -18,7 +22,7 @@ from vision_attn.methods import GradCAM, PixelsOf, Rollout
 from vision_attn.models import SEResNet, ViT
 from vision_attn.runs.explain import read
 from vision_attn.runs.progress import Silent
-from vision_attn.types import TokenLayout
+from vision_attn.types import Model, TokenLayout
 
 CROP = v1.Compose(
     [v1.Resize(36), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize((0.5,) * 3, (0.25,) * 3)]
@@ -26,27 +30,27 @@ CROP = v1.Compose(
 NAMES = ["cat", "dog", "hen"]
 
 
-def unchecked(function):
+def unchecked(function: Callable[..., Model | tuple[str, Image.Image]]) -> Any:
     """The function without the types that the tests check."""
     return getattr(function, "__wrapped__", function)
 
 
-def drawn(network):
+def drawn(network: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     for weight in network.parameters():
         nn.init.normal_(weight, std=0.3)
     return network
 
 
-def senet(classes=3):
+def senet(classes: int = 3) -> nn.Module:
     return drawn(SEResNet(classes, layers=(1, 1, 1, 1), widths=(4, 4, 4, 8)))
 
 
-def vit(classes=3):
+def vit(classes: int = 3) -> nn.Module:
     return drawn(ViT(32, 8, classes, 12, 2, 3))
 
 
-def test_a_wrapped_network_does_what_a_loaded_one_does(photos, tmp_path):
+def test_a_wrapped_network_does_what_a_loaded_one_does(photos: Path, tmp_path: Path) -> None:
     model = wrap(vit(), CROP, NAMES, name="mine", weights="trained")
     assert model.layout == TokenLayout(1, (4, 4), "cls", class_token=True)
     photo = Image.open(photos / "cat.png").convert("RGB")
@@ -73,7 +77,7 @@ def test_a_wrapped_network_does_what_a_loaded_one_does(photos, tmp_path):
     assert scores.methods[0] == "Rollout"
 
 
-def test_classes_are_named_by_number_or_not_at_all():
+def test_classes_are_named_by_number_or_not_at_all() -> None:
     assert wrap(senet(), CROP).classes == ["class 0", "class 1", "class 2"]
     assert wrap(senet(), CROP, ()).classes == []
     assert wrap(timm.create_model("test_vit", num_classes=0), CROP).classes == []
@@ -86,16 +90,16 @@ def test_classes_are_named_by_number_or_not_at_all():
 
 
 class Segments(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.features = nn.Conv2d(3, 5, 3, padding=1)
         self.classifier = nn.Conv2d(5, 3, 1)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> dict[Any, Any]:
         return {"aux": images.mean((2, 3)), "out": self.classifier(self.features(images).relu())}
 
 
-def test_a_segmentation_has_no_predicted_class_and_is_explained_by_pixels(photos):
+def test_a_segmentation_has_no_predicted_class_and_is_explained_by_pixels(photos: Path) -> None:
     model = wrap(drawn(Segments()), CROP, head="out")
     assert model.classes == []
     named = wrap(model.network, CROP, head="aux")
@@ -108,7 +112,7 @@ def test_a_segmentation_has_no_predicted_class_and_is_explained_by_pixels(photos
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 7])
-def test_any_number_of_channels(count, tmp_path):
+def test_any_number_of_channels(count: int, tmp_path: Path) -> None:
     network = drawn(SEResNet(3, layers=(1, 1, 1, 1), widths=(4, 4, 4, 8)))
     network.conv1 = nn.Conv2d(count, 4, 3, padding=1, bias=False)
     transform = v2.Compose(
@@ -131,7 +135,7 @@ def test_any_number_of_channels(count, tmp_path):
         np.testing.assert_allclose(found["GradCAM"].values, expected, rtol=1e-3, atol=1e-5)
         assert fixed.explain(photo, "GradCAM", target="dog")[0].values.shape == expected.shape
         assert found.photo.size == (60, 40)
-    both = measured.explain(torch.stack([tensor, tensor]), "GradCAM")
+    both: Any = measured.explain(torch.stack([tensor, tensor]), "GradCAM")
     assert len(both) == 2
     both.save(tmp_path)
     if count == 1:
@@ -161,7 +165,7 @@ def test_any_number_of_channels(count, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("make", [vit, senet])
-def test_any_dtype(make, dtype, photos):
+def test_any_dtype(make: Callable[..., Any], dtype: torch.dtype, photos: Path) -> None:
     network = make()
     plain = wrap(network, CROP, NAMES).explain(photos / "cat.png", "GradCAM", target="dog")
     cast = network.to(dtype)
@@ -202,13 +206,15 @@ def test_any_dtype(make, dtype, photos):
         ),
     ],
 )
-def test_what_does_not_fit_is_told_in_a_line(network, transform, classes, message):
+def test_what_does_not_fit_is_told_in_a_line(
+    network: Callable[..., Any], transform: Any, classes: list[str] | None, message: str
+) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         wrap(network(), transform, classes)
     assert "\n" not in str(caught.value)
 
 
-def test_a_network_given_to_load_model_is_told_where_to_go():
+def test_a_network_given_to_load_model_is_told_where_to_go() -> None:
     with pytest.raises(
         ModelError, match=r"got a network .SEResNet.: a network of your own goes into .*wrap"
     ):
@@ -223,13 +229,13 @@ def test_a_network_given_to_load_model_is_told_where_to_go():
         (np.zeros((40, 50, 3), np.int32), "a photo as an array must be uint8"),
     ],
 )
-def test_what_is_no_photo_is_told(photo, message):
+def test_what_is_no_photo_is_told(photo: torch.Tensor | int | np.ndarray, message: str) -> None:
     model = wrap(senet(), CROP, NAMES)
     with pytest.raises(ValueError, match=message):
         unchecked(read)(photo, model.preprocess)
 
 
-def test_a_turned_photo_has_maps_but_no_page(photos):
+def test_a_turned_photo_has_maps_but_no_page(photos: Path) -> None:
     turned = v1.Compose([v1.RandomHorizontalFlip(1.0), v1.Resize((32, 32)), v1.ToTensor()])
     model = wrap(senet(), turned, NAMES)
     assert isinstance(model.preprocess, MeasuredTransform)
