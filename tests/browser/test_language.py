@@ -126,7 +126,7 @@ COMPOSED = {
     "of its layer adds.": "✗ 第 3 层的头 0, 1；第 5 层的头 2 不起作用：每个头加入的量不到所在层平均头的 5 %。",
     "One state of the other photo brings at most this share of the way: patch (1, 4) in layer 0 "
     "(73%); the class token in layer 2 (18%).": "另一张照片的一个状态所带来的进程份额，最多为："
-    "第 0 层的图像块 (1, 4)（73%）；第 2 层的类别词元（18%）。",
+    "第 0 层的图像块（1, 4）（73%）；第 2 层的类别词元（18%）。",
     "Of 9 heads these are worth most, by the logit of window: head 0.1 (1.17; 0.128 to 2.39), head "
     "2.1 (0.2; -0.1 to 0.3).": "9 个头中，按“window”的 logit 值衡量最有价值的：头 0.1（1.17，区间 "
     "0.128–2.39），头 2.1（0.2，区间 -0.1–0.3）。",
@@ -181,7 +181,9 @@ def test_in_english_nothing_is_changed_and_the_site_around_a_frame_decides(
 def test_a_gallery_is_searched_and_sorted_in_japanese(
     visit: Callable[..., Any], tmp_path: Path
 ) -> None:
-    shots = [Shot("page/a.jpg", "a.png", (40, 30), name, name) for name in ("photo", "Rollout")]
+    shots = [
+        Shot("page/a.jpg", "a.png", (40, 30), name, name) for name in ("photo", "Rollout", "mask")
+    ]
     rows = [Row(f"{at}.png", "cat 70 %", shots, "cat", "dog", 0.7) for at in range(40)]
     (tmp_path / "page").mkdir()
     for name in ("page/a.jpg", "a.png"):
@@ -194,3 +196,6 @@ def test_a_gallery_is_searched_and_sorted_in_japanese(
     assert page.locator(".range").first.inner_text() == "40 枚中 25–40"
     assert page.locator("article h3").first.inner_text() == "24.png"
     assert "✗ 正解は dog" in page.locator("article").first.inner_text()
+    for shown in ("Rollout", "マスク", "Rollout"):
+        page.get_by_role("combobox", name="表示するマップ").select_option(label=shown)
+        assert page.locator("article figcaption").nth(1).inner_text() == shown

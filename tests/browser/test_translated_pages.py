@@ -34,7 +34,7 @@ pytestmark = pytest.mark.browser
 
 SIZE = (32, 48)
 CLASSES = ["Katze", "Hund", "Fuchs"]
-TRUST = Trust(("Rollout()",), 1234, "Wiesen/Bilder")
+TRUST = Trust(("Rollout",), 1234, "Wiesen/Bilder")
 # Names, and words that the other languages write so, too.
 METHODS = "|".join(sorted(methods.__all__, key=len, reverse=True))
 NAMES = (
@@ -103,12 +103,13 @@ def gallery(photos: Path, folder: Path) -> Path:
     masks = folder / "masks"
     for file in photos.rglob("*.png"):
         (masks / file.parent.name).mkdir(parents=True, exist_ok=True)
-        Image.new("L", (70, 50), 255).save(masks / file.parent.name / file.name)
+        Image.new("L", Image.open(file).size, 255).save(masks / file.parent.name / file.name)
     chosen = ["Rollout", "GradCAM", "CentreGaussian"]
     model = vit(trust=TRUST)
-    vision_attn.gallery(
+    found = vision_attn.gallery(
         model, photos, chosen, masks=masks, output=folder / "out", progress=Silent()
     )
+    assert (found.explained, found.problems) == (14, [])
     return folder / "out/index.html"
 
 

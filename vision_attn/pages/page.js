@@ -62,10 +62,10 @@ const orders = {
 
 const named = (figure) => figure.querySelector("figcaption").firstChild.data; // without its badge
 
-// Put the map of that caption beside the photo, in the place of the one that stands there.
-function bring(row, caption) {
+// Put the map of a caption, in English or as it is shown, beside the photo, in the place of the one that stands there.
+function bring(row, captions) {
   const figures = [...row.querySelectorAll("figure")];
-  const wanted = figures.slice(2).find((figure) => named(figure) === caption);
+  const wanted = figures.slice(2).find((figure) => captions.includes(named(figure)));
   if (!wanted) return;
   const place = document.createComment("");
   wanted.replaceWith(place);
@@ -99,7 +99,8 @@ for (const gallery of document.querySelectorAll(".gallery")) {
     const last = Math.max(0, Math.ceil(chosen.length / size) - 1);
     page = Math.min(Math.max(page, 0), last);
     const shownNow = chosen.slice(page * size, (page + 1) * size);
-    if (tools.elements.map) for (const row of shownNow) bring(row, tools.elements.map.value);
+    const [map] = tools.elements.map?.selectedOptions ?? [];
+    if (map) for (const row of shownNow) bring(row, [map.value, map.text]);
     list.replaceChildren(...shownNow);
     const range = chosen.length
       ? `${page * size + 1}–${page * size + shownNow.length} of ${chosen.length}` +
