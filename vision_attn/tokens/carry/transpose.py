@@ -48,8 +48,8 @@ def apply_transpose(
         >>> torch.allclose(apply_transpose(call, r), r @ call.weights().mean(1))
         True
     """
-    if head_share is None and call.single_head is not None:
-        return r.to(call.dtype) @ call.single_head
+    if head_share is None and (single := call.single_head) is not None:
+        return r.to(single.dtype) @ single
     call, r, live = _prepare(call, r)
     if head_share is None:
         head_share = r.new_full((1, 1), 1 / call.heads).expand(call.batch, call.heads)

@@ -72,6 +72,7 @@ class Path:
     left_out: str | None = None
     caveats: Sequence[str] = ()
     unread: str | None = None
+    norms: frozenset[str] | None = None
 
     def __str__(self) -> str:
         lines = [self._tokens()]
@@ -348,10 +349,9 @@ def run_path(network: nn.Module, images: Images) -> Path:
     )
     refusal = UNKNOWN_PLACES.format(walk.links[0].before) if layout is None else None
     chain = replace(chain, layout=layout or UNPLACED)
+    told = {"caveats": writer.caveats, "unread": writer.unread, "norms": run.norms}
     if writer.begins is None or len(writer.used) == len(run.used):
-        return Path(
-            run.steps, chain, layout, refusal, patch, caveats=writer.caveats, unread=writer.unread
-        )
+        return Path(run.steps, chain, layout, refusal, patch, **told)
     begin, reason = writer.begins
     steps = [
         replace(step, used=False, mixed=True) if at < begin and step.used else step
@@ -359,7 +359,7 @@ def run_path(network: nn.Module, images: Images) -> Path:
     ]
     counted = sum(step.used for step in steps)
     left_out = f"a map shows the last {counted} of {len(run.used)} attention calls alone: {reason}"
-    return Path(steps, chain, layout, refusal, patch, left_out, writer.caveats, writer.unread)
+    return Path(steps, chain, layout, refusal, patch, left_out, **told)
 
 
 def _in_words(layout: TokenLayout) -> str:

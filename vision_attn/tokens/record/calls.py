@@ -63,8 +63,8 @@ class Workspace:
             or buffer.dtype != like.dtype
             or (buffer.is_inference() and not torch.is_inference_mode_enabled())
         ):
-            buffer = self._buffers[name] = like.new_empty(size)
-        return buffer[:size].view(*shape)
+            buffer = self._buffers[name] = like.new_empty(shape)
+        return buffer if buffer.shape == shape else buffer.flatten()[:size].view(*shape)
 
 
 @dataclass(frozen=True)

@@ -102,10 +102,12 @@ def short_attention(
         return None
     context = inputs.empty_context()
     limit = CPU_TILE * torch.get_num_threads()
-    if batch * heads * queries * keys <= limit:  # one tile: without cutting anything
-        scores = product(query, key.mT, "weights", workspace, inputs.alpha)
-        weights = torch.softmax(scores, -1, out=scores)
-        return context.copy_(weights @ value), fusion.fuse(weights)
+    if batch == 1 and heads * queries * keys <= limit:  # one tile, in as few operations as can be
+        scores = workspace.buffer("weights", (heads, queries, keys), query)
+        scores.baddbmm_(query[0], key[0].mT, beta=0, alpha=inputs.alpha)
+        torch.softmax(scores, -1, out=scores)
+        torch.bmm(scores, value[0], out=context[0])
+        return context, fusion.fuse(scores.unsqueeze(0))
     fused = query.new_empty(batch, queries, keys)
     for tile in cut_tiles(batch, 1, queries, heads * keys, limit):
         image, row = tile.images, tile.rows
