@@ -164,3 +164,6 @@ def test_the_interval_of_an_auc_holds_it_as_often_as_it_says() -> None:
     assert auc_interval(torch.rand(20) + 2, torch.rand(20)) == pytest.approx((1, 1))
     with pytest.raises(ValueError, match="expected two scores of the same images, at least 2, got"):
         auc_interval(torch.rand(3), torch.rand(4))
+    for interval in (auc_interval, paired_bootstrap):
+        with pytest.raises(ValueError, match="resamples must be at least 1, got 0"):
+            interval(torch.rand(3), torch.rand(3), resamples=0)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vision_attn import evaluate
 from vision_attn.evaluate import (
     AverageDrop,
     AveragePrecision,
@@ -94,3 +95,21 @@ def test_maps_that_shrink_are_averaged_and_others_interpolated(size, mode):
     maps = torch.rand(2, 3, 8)
     expected = maps if mode is None else F.interpolate(maps[:, None], size, mode=mode)[:, 0]
     torch.testing.assert_close(at_size(maps, size), expected)
+
+
+def test_which_way_each_score_is_better():
+    lower = {
+        "Deletion",
+        "PositivePerturbation",
+        "AverageDrop",
+        "MaxSensitivity",
+        "ModelRandomisation",
+    }
+    scores = {
+        name: score
+        for name, score in vars(evaluate).items()
+        if isinstance(score, type) and issubclass(score, evaluate.ImageScore)
+    }
+    assert {name for name, score in scores.items() if score.higher_is_better is False} == lower
+    higher = {name for name, score in scores.items() if score.higher_is_better is True}
+    assert higher == scores.keys() - lower - {"ImageScore"}

@@ -1,5 +1,6 @@
 """Taking cells away: fills, order, and dropping tokens against masking them."""
 
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -108,3 +109,11 @@ def test_a_grid_has_at_least_one_row_and_one_column():
     for grid in ((0, 7), (7, 0)):
         with pytest.raises(ValueError, match=r"grid must be \(rows, columns\), each at least 1"):
             FilledCells(network, grid)
+
+
+@pytest.mark.parametrize("fill", [BlurFill(5.0), MeanFill(), NoiseFill()])
+def test_a_fill_is_a_value(fill):
+    """A store knows it by its fields, and a cache by its hash."""
+    assert hash(fill) == hash(type(fill)(**vars(fill)))
+    with pytest.raises(FrozenInstanceError):
+        fill.sigma = 3.0

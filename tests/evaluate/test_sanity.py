@@ -15,7 +15,7 @@ from vision_attn.evaluate import (
     ModelRandomisation,
     cascading_randomisation,
 )
-from vision_attn.evaluate.sanity import layers_from_the_top, spearman, ssim
+from vision_attn.evaluate.sanity import layers_from_the_top, randomise, spearman, ssim
 
 IMAGES = torch.randn(4, 3, 13, 17)
 TARGETS = torch.tensor([2, 0, 6, 2])
@@ -129,3 +129,15 @@ def test_sanity_errors() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = evaluate.nothing  # type: ignore[attr-defined]
+
+
+def test_random_weights_have_the_mean_and_deviation_of_the_old() -> None:
+    layer = nn.Linear(70, 110)
+    with torch.no_grad():
+        layer.weight.mul_(3).add_(2)
+    before = layer.weight.detach().clone()
+    randomise(layer, torch.Generator().manual_seed(0))
+    after = layer.weight.detach()
+    assert float(after.mean()) == pytest.approx(float(before.mean()), abs=0.02)
+    assert float(after.std()) == pytest.approx(float(before.std()), rel=0.03)
+    assert float(torch.corrcoef(torch.stack([before, after]).flatten(1))[0, 1]) < 0.1

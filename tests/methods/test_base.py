@@ -203,3 +203,12 @@ def test_contrast_is_the_difference_of_the_maps(network: nn.Sequential) -> None:
     torch.testing.assert_close(contrast.values, difference)
     with pytest.raises(ValueError, match=r"class 9 is out of range.*7 classes"):
         InputGradient()(network, IMAGES, Difference(None, 9))
+
+
+def test_what_a_network_cannot_do_is_told_in_one_line(network):
+    class CannotBeDerived(Brightness):
+        def explain(self, network, images, target, layout):
+            raise NotImplementedError("no gradient of this kernel\nC++ stack trace")
+
+    with pytest.raises(ValueError, match=r"does not fit \w+: no gradient of this kernel$"):
+        CannotBeDerived()(network, torch.randn(2, 3, 5, 7))

@@ -1,5 +1,6 @@
 """Explainers by name, as people type them."""
 
+from dataclasses import FrozenInstanceError
 from inspect import isabstract
 from typing import Any
 
@@ -16,6 +17,7 @@ from vision_attn.methods import (
     parse_method,
 )
 from vision_attn.methods.attribution import Occlusion
+from vision_attn.methods.by_name import METHODS
 from vision_attn.methods.gates import ChannelGates, SpatialGates
 from vision_attn.methods.gradcam import GradCAM
 
@@ -103,3 +105,12 @@ def test_modules_become_names_where_a_network_is_known() -> None:
     assert str(given) == "GradCAM(layer=(<Conv2d>, '0'))"
     (chosen,) = choose_methods([given, "GradCAM(layer=[1.1, 0])"], network)
     assert str(chosen) == "GradCAM(layer=('1.1', '0'))"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_explainer_is_a_value(method):
+    """Rows of a store are kept by what it writes of itself: it cannot change later."""
+    explainer = method()
+    assert hash(explainer) == hash(method())
+    with pytest.raises(FrozenInstanceError):
+        explainer.layer = 3

@@ -51,7 +51,12 @@ def nested(value: Any) -> Callable[..., Any]:
     return lambda output: sum(inner(output) for _ in range(2))
 
 
-VALUES = [(2, 3), (torch.ones(3), torch.tensor([1.0, 1.0, 2.0])), ([1, 2], [2, 1])]
+VALUES = [
+    (2, 3),
+    (torch.ones(3), torch.tensor([1.0, 1.0, 2.0])),
+    ([1, 2], [2, 1]),
+    ({1, 2}, {1, 3}),
+]
 
 
 @pytest.mark.parametrize("make", [closure, default, of_partial, Scaled, of_method, nested])
@@ -71,6 +76,27 @@ def test_a_global_that_changes_is_another_function(monkeypatch: pytest.MonkeyPat
     assert function_key(limited) == before
     monkeypatch.setitem(globals(), "LIMIT", 5)
     assert function_key(limited) != before
+
+
+def test_what_a_library_keeps_in_its_globals_is_not_in_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def limited(output):
+        return output[:, 0].clamp(max=LIMIT)
+
+    limited.__module__ = "torch.nn.functional"
+    before = function_key(limited)
+    monkeypatch.setitem(globals(), "LIMIT", 5)
+    assert function_key(limited) == before
+
+
+def test_a_name_that_has_no_value_yet() -> None:
+    def scaled(output):
+        return output[:, 0] * later
+
+    before = function_key(scaled)
+    later = 3
+    assert function_key(scaled) != before
 
 
 def test_the_weights_of_a_network_in_a_function_count() -> None:

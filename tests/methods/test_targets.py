@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -583,3 +583,47 @@ def test_a_target_of_ones_own() -> None:
     found = GradCAM()(network, IMAGES, Peak()).values
     torch.testing.assert_close(found, GradCAM()(by_hand, IMAGES, 0).values)
     assert Peak().label() == "Peak"
+
+
+def test_pixels_of_the_classes_that_there_are():
+    logits, mask = torch.randn(2, 3, 5, 7), torch.ones(5, 7).bool()
+    torch.testing.assert_close(PixelsOf(mask, 2)(logits), logits[:, 2].sum((1, 2)))
+    for index in (3, 4, 6):  # fewer than rows and columns
+        with pytest.raises(ValueError, match=f"class {index} is out of range: the network has 3"):
+            PixelsOf(mask, index)(logits)
+
+
+def test_the_pixels_that_the_network_gives_to_a_class_are_fixed():
+    logits = torch.zeros(2, 3, 5, 7)
+    logits[0, 2, 1, 4] = logits[1, 2, 3] = 1.0
+    fixed = PixelsOf(None, 2).fixed(logits)
+    assert torch.equal(fixed.mask, logits[:, 2] > 0)
+    with pytest.raises(ValueError, match="gives class 1 no pixel of image 0: give a mask"):
+        PixelsOf(None, 1).fixed(logits)
+    logits[1, 2] = 0
+    with pytest.raises(ValueError, match="gives class 2 no pixel of image 1: give a mask"):
+        PixelsOf(None, 2).fixed(logits)
+
+
+def test_pixels_of_some_of_the_images():
+    masks = torch.zeros(3, 5, 7).bool()
+    masks[1, 2, 3] = masks[2, 4, 6] = True
+    some = PixelsOf(masks, 1).at(torch.tensor([2, 1]))
+    assert torch.equal(some.mask, masks[[2, 1]])
+    for whole in (PixelsOf(masks[1], 1), PixelsOf(None, 1)):
+        assert whole.at(torch.tensor([2, 1])) is whole
+    keys = {PixelsOf(mask, 1).key() for mask in (*masks, masks, None)}
+    assert len(keys) == 5
+    assert PixelsOf(masks[1].clone(), 1).key() == PixelsOf(masks[1], 1).key()
+
+
+def test_a_target_is_a_value():
+    for target in (PixelsOf(None, 1), Class(3), Difference(3, 1)):
+        with pytest.raises(FrozenInstanceError):
+            target.index = 2
+
+
+def test_the_two_classes_of_a_difference():
+    assert Difference(3, 1).pair() == (3, 1)
+    assert Class(3).pair() == (3, None)
+    assert Difference(Difference(3, 1), 2).pair() == (3, 2)
