@@ -9,6 +9,8 @@
 #   make kills   kill training, scores, heatmaps and caches, 20 times each, and go on
 #   make release-check  build sdist and wheel, check both, run the commands from an empty environment
 #   make audit   ask the index for known weaknesses of what is installed
+#   make coverage  lines and branches of the package that make test reaches
+#   make mutants  small faults in attention, methods and evaluate: which of them the tests find
 #   make wasm    the live page's kernels, from C, by clang
 #   make docs    the documentation, into outputs/site; runs the notebooks that have changed
 #   make pictures  the pictures of README, documentation and Learn, after make demo
@@ -45,7 +47,7 @@ ifndef OMP_WAIT_POLICY
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz bench kills release-check audit format wasm docs pictures clean
+.PHONY: help demo test check coverage fuzz kills mutants bench release-check audit format wasm docs pictures clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -115,6 +117,19 @@ release-check: $(VENV)/.installed-dev
 audit: $(VENV)/.installed-dev
 	$(INSTALL) -e '.[release]'
 	$(BIN)/pip-audit --skip-editable $$(sed -n 's/^\([A-Z][^ ]*\).*/--ignore-vuln \1/p' tests/release/audit.txt)
+
+# Processes that tests start are measured too.
+COVERED = $(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup
+coverage: $(VENV)/.installed-dev
+	$(BIN)/coverage erase
+	OMP_NUM_THREADS=1 $(COVERED) -m "not compiled$(NO_SLOW)"
+	OMP_NUM_THREADS=1 VISION_ATTN_TYPECHECK=0 $(COVERED) -m "compiled$(NO_SLOW)" $(COMPILED)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+# Goes on where it stopped; delete outputs/mutants to draw from the code as it is now.
+mutants: $(VENV)/.installed-dev
+	$(BIN)/python tests/release/mutants.py
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
