@@ -89,6 +89,7 @@ PLAIN_ROOMS = {
     "training": 0,
     "hub": 0,
     "data": 7,
+    "tokens": 0,
 }
 
 

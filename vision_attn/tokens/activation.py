@@ -34,7 +34,7 @@ _SETTLED: WeakKeyDictionary[nn.Module, dict[Any, Activation]] = WeakKeyDictionar
 
 
 def settled(model: Model) -> Model:
-    """Return the model with what its outputs are, found by a run where nobody told it.
+    """Fill in the model's output activation by a run, if its calibration does not have it.
 
     Examples:
         >>> import torch
@@ -48,9 +48,9 @@ def settled(model: Model) -> Model:
     """
     if model.calibration.activation is not None or not model.classes:
         return model
-    found = _SETTLED.setdefault(model.network, {})
+    activations = _SETTLED.setdefault(model.network, {})
     key = model.head, tuple(model.preprocess.input_size), len(model.classes)
-    if key not in found:
+    if key not in activations:
         weight = next((x for x in model.network.parameters() if x.is_floating_point()), None)
         channels, size = len(model.preprocess.mean), model.preprocess.input_size
         generator = torch.Generator("cpu").manual_seed(0)
@@ -59,15 +59,15 @@ def settled(model: Model) -> Model:
         strengths = torch.tensor(STRENGTHS, dtype=torch.float32, device="cpu")
         images = noise * strengths[:, None, None, None]
         images = images.to(model.device, torch.float32 if weight is None else weight.dtype)
-        found[key] = "softmax"
+        activations[key] = "softmax"
         with suppress(Exception):  # the network's own code, on noise: what it gives is unknown
-            found[key] = activation_of(model.network, images, model.head)
-    calibration = replace(model.calibration, activation=found[key])
+            activations[key] = activation_of(model.network, images, model.head)
+    calibration = replace(model.calibration, activation=activations[key])
     return replace(model, calibration=calibration)
 
 
 def activation_of(network: nn.Module, images: Images, head: Head | None = None) -> Activation:
-    """Find what makes probabilities of a network's outputs, by a run on images that differ.
+    """Find the function that turns a network's outputs into probabilities, by a run on noise.
 
     Raises ValueError where it gives no logits.
 

@@ -56,7 +56,7 @@ class TokenBlock:
 
 @dataclass
 class BlockRun:
-    """What went through a block in one run, off the graph.
+    """The values in a block in one run, detached from the graph.
 
     Attributes:
         before: The stream that it takes.
@@ -236,7 +236,7 @@ def ancestors(name: str) -> list[str]:
 
 
 def within(name: str, outer: str) -> bool:
-    """Whether a module is another, or inside it, by their names."""
+    """Whether a module is the other one or inside it, by their names."""
     return not outer or f"{name}.".startswith(f"{outer}.")
 
 

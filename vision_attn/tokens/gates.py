@@ -41,7 +41,7 @@ IN_PLACE = {Tensor.mul_, Tensor.multiply_, Tensor.__imul__}
 
 @dataclass
 class Bounded:
-    """What a value is that a function bounds, shared by all that is made of it by moving.
+    """A value that a function bounds; views and moved copies of the value share this record.
 
     Attributes:
         by: How large it may be; a gate is at most 1.
@@ -245,9 +245,9 @@ class Gating(TorchFunctionMode):
             previous.gate = previous.gate * gate
             product = previous
         else:
-            given = any(one is x or one is self._root(x) for one in run.inputs)
+            is_input = any(value is x or value is self._root(x) for value in run.inputs)
             time = len(self._products)
-            product = _Product(x, gate, time, run.name, given, bounded.maker)
+            product = _Product(x, gate, time, run.name, is_input, bounded.maker)
             self._products.append(product)
             run.pending.append(product)
         self._keep(product)
@@ -265,41 +265,41 @@ class Gating(TorchFunctionMode):
 
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Note what a function gives: a bounded value, one that was moved, a constant."""
-        given, made = list(tensors_in([*args, *kwargs.values()])), list(tensors_in([out]))
-        if not given or not made:
+        inputs, outputs = list(tensors_in([*args, *kwargs.values()])), list(tensors_in([out]))
+        if not inputs or not outputs:
             return
-        if all(x in self._constants for x in given):
-            for x in made:
+        if all(x in self._constants for x in inputs):
+            for x in outputs:
                 self._constants[x] = True
             return
-        given = [one for one in given if one not in self._constants]
-        given = given[:1] if func in AS_ANOTHER else given
-        x, others = given[0], [one for one in given[1:] if one.numel() > 1]
+        inputs = [tensor for tensor in inputs if tensor not in self._constants]
+        inputs = inputs[:1] if func in AS_ANOTHER else inputs
+        x, others = inputs[0], [tensor for tensor in inputs[1:] if tensor.numel() > 1]
         by = _largest(func, args, kwargs)
         if by is not None:
             softmax = func in SOFTMAX
-            self._bounded[made[0]] = Bounded(by, len(self._products), self._root(x), softmax)
+            self._bounded[outputs[0]] = Bounded(by, len(self._products), self._root(x), softmax)
         elif func in KEEPING:
-            marks = [mark for one in given if (mark := self._bounded.get(one)) is not None]
-            if marks and len(marks) == len(given):
+            marks = [mark for tensor in inputs if (mark := self._bounded.get(tensor)) is not None]
+            if marks and len(marks) == len(inputs):
                 mark = max(marks, key=lambda mark: mark.time)
                 if mark.by == 6 and func in SCALING:
                     if not _is_sixth(func, args):
                         return
                     mark = Bounded(1.0, mark.time, mark.root)
-                for one in made:
-                    self._bounded[one] = mark
-            elif not marks and not others and made[0].shape == x.shape:
-                self._roots[made[0]] = self._root(x)
+                for tensor in outputs:
+                    self._bounded[tensor] = mark
+            elif not marks and not others and outputs[0].shape == x.shape:
+                self._roots[outputs[0]] = self._root(x)
 
     def _root(self, x: Tensor) -> Tensor:
-        """The features that a value is a function of, place by place."""
+        """The features of which a value is an element-wise function."""
         root: Tensor = self._roots.get(x, x)
         return root
 
 
 def _largest(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """What a function bounds its result by, from 0 on, if it is 1 or 6."""
+    """The upper bound of a function's result, 1 or 6, if its lower bound is 0; else None."""
     if func in SIGMOID or func in SOFTMAX:
         return 1.0
     if func not in CLIPPED:
@@ -314,12 +314,12 @@ def _largest(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float 
 
 def _is_sixth(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether a product or quotient is with 1/6: the last step of a hard sigmoid by hand."""
-    scale = next((one for one in args if isinstance(one, int | float)), 0.0)
+    scale = next((argument for argument in args if isinstance(argument, int | float)), 0.0)
     return abs(scale - (6 if func in OVER else 1 / 6)) < 1e-3
 
 
 def _narrowed(gate: Tensor) -> Tensor:
-    """Undo an expansion: keep one of what lies in memory once."""
+    """Undo an expansion: keep one element of each axis of stride 0."""
     for axis, stride in enumerate(gate.stride()):
         if stride == 0 and axis:
             gate = gate.narrow(axis, 0, 1)

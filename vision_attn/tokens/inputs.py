@@ -35,7 +35,7 @@ def images_in_words(network: nn.Module, images: Tensor) -> Iterator[None]:
 
 
 def why_not(network: nn.Module, images: Tensor) -> str | None:
-    """Say why a network fails on images, by what it does not fail on; None where it does not.
+    """Say why a network fails on images, by trying others; None: it does not fail.
 
     Examples:
         >>> import torch

@@ -121,10 +121,10 @@ def _timm(module: Any, image_size: Size) -> TokenLayout | None:
             "give "
             f"layout=TokenLayout({prefix}, ({h}, {w}), pool='mean') for the nearest"
         )
-    found = TIMM_POOLS[pool]
-    if found == "cls" and hasattr(module, "dist_token"):
-        found = "cls_dist"
-    return TokenLayout(prefix, (h, w), found, class_token)
+    named_pool = TIMM_POOLS[pool]
+    if named_pool == "cls" and hasattr(module, "dist_token"):
+        named_pool = "cls_dist"
+    return TokenLayout(prefix, (h, w), named_pool, class_token)
 
 
 def _timm_levit(module: Any, image_size: Size) -> TokenLayout | None:

@@ -67,8 +67,8 @@ def module_name(network: nn.Module, layer: LayerLike) -> str | None:
     if isinstance(layer, nn.Module):
         return names.get(layer)
     modules = {name: module for module, name in names.items()}
-    found = [_below(modules, root, layer.split(".")) for root in modules]
-    return min((name for name in found if name is not None), key=len, default=None)
+    full_names = [_below(modules, root, layer.split(".")) for root in modules]
+    return min((name for name in full_names if name is not None), key=len, default=None)
 
 
 def _below(modules: dict[str, nn.Module], name: str, parts: Sequence[str]) -> str | None:
@@ -110,8 +110,8 @@ def calls_of_layer(
         return [layer % count]
     name = module_name(network, layer)
     inside = [
-        at
-        for at, caller in enumerate(callers)
+        index
+        for index, caller in enumerate(callers)
         if name is not None and f"{caller}.".startswith(f"{name}." if name else "")
     ]
     if not inside:

@@ -129,9 +129,9 @@ def part_of(output: Any, head: Head) -> Any:
         if -len(parts) <= head < len(parts) and not isinstance(output, Tensor):
             return list(parts.values())[head]
     elif isinstance(head, str) and not head.startswith("_") and hasattr(output, head):
-        found = getattr(output, head)
-        if not callable(found) or isinstance(found, Tensor):
-            return found
+        part = getattr(output, head)
+        if not callable(part) or isinstance(part, Tensor):
+            return part
     raise ValueError(f"head {quoted(head)}: the network gives {described(output)}")
 
 

@@ -73,12 +73,12 @@ class TestTimeRegisters(nn.Module):
         for name, neuron in neurons:
             self.neurons[name].append(neuron)
         self.own_layout = layout
-        known = set(modules_of(network).values())
-        if missing := [name for name in (first, last, *self.neurons) if name not in known]:
+        names = set(modules_of(network).values())
+        if missing := [name for name in (first, last, *self.neurons) if name not in names]:
             raise ValueError(f"{type(network).__name__} has no module {', '.join(missing)}")
 
     def layout(self, image_size: tuple[int, int]) -> TokenLayout | None:
-        """How the tokens lie, the register last; the size must be the one it was made for."""
+        """The layout of the tokens, the register last; the image size is that of construction."""
         own = self.own_layout
         return TokenLayout(
             own.prefix, own.grid, own.pool, own.class_token, (*own.registers, own.tokens)
@@ -98,16 +98,18 @@ class TestTimeRegisters(nn.Module):
 
         def hook(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             x = args[0]
-            at = torch.tensor(neurons, dtype=torch.long, device=x.device)
-            largest = x[:, patches].index_select(2, at).amax(1, keepdim=True)
+            channels = torch.tensor(neurons, dtype=torch.long, device=x.device)
+            largest = x[:, patches].index_select(2, channels).amax(1, keepdim=True)
             if not largest.requires_grad:  # the tracer of paths counts it as the register's own
                 largest = torch.from_numpy(largest.cpu().double().numpy()).to(x)
-            kept = torch.ones(x.shape[1:], dtype=x.dtype, device=x.device)
+            mask = torch.ones(x.shape[1:], dtype=x.dtype, device=x.device)
             own = torch.zeros(x.shape[1], 1, dtype=x.dtype, device=x.device)
-            kept[torch.tensor([*patches, -1], dtype=torch.long, device=x.device)[:, None], at] = 0.0
+            mask[
+                torch.tensor([*patches, -1], dtype=torch.long, device=x.device)[:, None], channels
+            ] = 0.0
             own[-1] = 1.0
-            moved = largest.new_zeros(len(x), 1, x.shape[2]).index_copy(2, at, largest)
-            return (x * kept + own * moved, *args[1:])
+            moved = largest.new_zeros(len(x), 1, x.shape[2]).index_copy(2, channels, largest)
+            return (x * mask + own * moved, *args[1:])
 
         return hook
 
@@ -136,13 +138,13 @@ def _leave(_module: nn.Module, _args: tuple[Any, ...], out: Any) -> Any:
 @contextmanager
 def watch_neurons(blocks: Sequence[TokenBlock]) -> Iterator[dict[str, Tensor]]:
     """Keep the neurons (b n a) of each block's MLP while this is open, by the block's name."""
-    kept: dict[str, Tensor] = {}
+    neurons: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., Any]:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = first_tensor(args, kwargs)
             if x is not None:
-                kept[name] = x.detach()
+                neurons[name] = x.detach()
 
         return hook
 
@@ -150,7 +152,7 @@ def watch_neurons(blocks: Sequence[TokenBlock]) -> Iterator[dict[str, Tensor]]:
         for block in blocks:
             if block.mlp_out is not None:
                 hooks.before(block.mlp_out, keep(block.name), with_kwargs=True)
-        yield kept
+        yield neurons
 
 
 def neuron_scores(
@@ -175,13 +177,13 @@ def neuron_scores(
     sums: dict[str, Tensor] = {}
     count = 0
     for images in batches:
-        with apart(), watch_neurons(blocks) as kept:
+        with apart(), watch_neurons(blocks) as neurons:
             infer(run, images)
         where = outliers()
         numbers = where.sum(1)
         has = numbers > 0
         count += int(has.sum())
-        for name, active in kept.items():
+        for name, active in neurons.items():
             inside = (active.abs() * where[..., None].to(active)).sum(1)[has]
             mean = inside / numbers[has, None].to(inside)
             total = mean.double().sum(0).cpu()

@@ -59,8 +59,8 @@ def apply_transpose(
     def add(out: Tensor, tile: Tile) -> None:
         if live is not None:
             tile = replace(tile, rows=live[tile.rows])
-        image, head, at = tile.images, tile.heads, tile.rows
-        rows = (head_share[image, None, head, None] * r[image][:, :, None, at]).flatten(2)
+        image, head, queries = tile.images, tile.heads, tile.rows
+        rows = (head_share[image, None, head, None] * r[image][:, :, None, queries]).flatten(2)
         for first in range(0, call.keys, width):
             keys = slice(first, first + width)
             weights = call.tile_weights(replace(tile, keys=keys))
@@ -101,8 +101,8 @@ def apply_fused_transpose(
         rows = r[tile.images][:, :, tile.rows]
         out += rows @ (fused / total.masked_fill(total == 0, 1))
         if call.queries == call.keys:
-            places = torch.arange(call.queries, device=r.device)[tile.rows]
-            out.index_add_(2, places, (total == 0).mT * rows)
+            diagonal = torch.arange(call.queries, device=r.device)[tile.rows]
+            out.index_add_(2, diagonal, (total == 0).mT * rows)
 
     return _sum_rows(add, call, r, live)
 

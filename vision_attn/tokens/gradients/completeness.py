@@ -69,12 +69,12 @@ class CountedGradients(HeldGradients):
 
     def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function by its rule, with leaves for the constants that it adds."""
-        given = [*tensors_in(args), *tensors_in(kwargs)]
-        flowing = [x for x in given if flows(x)]
+        operands = [*tensors_in(args), *tensors_in(kwargs)]
+        flowing = [x for x in operands if flows(x)]
         if flowing and func in JOINS:
             args, kwargs = self._with_leaves(func, args, kwargs, flowing[0].dtype)
         out = super().run(func, args, kwargs)
-        holder = next((self._holder[x] for x in given if x in self._holder), None)
+        holder = next((self._holder[x] for x in operands if x in self._holder), None)
         if holder is None and flowing:
             holder = func.__name__
         if holder is not None:
@@ -110,7 +110,7 @@ class CountedGradients(HeldGradients):
         kwargs: dict[str, Any],
         dtype: torch.dtype,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        places = JOINS[func]
+        joined = JOINS[func]
 
         def leaf(x: Any) -> Any:
             if isinstance(x, list | tuple):
@@ -121,15 +121,15 @@ class CountedGradients(HeldGradients):
 
         written = func.__name__.endswith("_")  # over the first, which cannot become a leaf
         args = tuple(
-            leaf(x) if (places is None or at in places) and not (written and at == 0) else x
-            for at, x in enumerate(args)
+            leaf(x) if (joined is None or index in joined) and not (written and index == 0) else x
+            for index, x in enumerate(args)
         )
         return args, {name: leaf(x) if name in NAMED else x for name, x in kwargs.items()}
 
 
 @dataclass(frozen=True)
 class Account:
-    """What a score of one image is made of.
+    """The terms that add up to the score of one image.
 
     Attributes:
         shares: Sum x . g over what it was differentiated by.

@@ -93,7 +93,7 @@ class GraphMode(HeldGradients):
         return out
 
     def hold(self, weights: Tensor) -> Tensor:
-        """Return weights of attention as constants, known for what they are."""
+        """Return attention weights as constants, and remember that they are weights."""
         weights = weights.detach()
         self._weights[weights] = True
         return weights
@@ -101,9 +101,9 @@ class GraphMode(HeldGradients):
     def _note(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
-        given = [*tensors_in(args), *tensors_in(kwargs)]
-        weighs = any(x in self._weights for x in given)
-        weighted_sum = func in WEIGHTED_SUMS and weighs and any(map(flows, given))
+        operands = [*tensors_in(args), *tensors_in(kwargs)]
+        weighs = any(x in self._weights for x in operands)
+        weighted_sum = func in WEIGHTED_SUMS and weighs and any(map(flows, operands))
         if func in ATTENTION or weighted_sum:
             self.attention_calls.append(self.calls)
         outs = list(tensors_in((out,)))
@@ -163,18 +163,22 @@ def cuts_of(order: Sequence[Any], roots: Sequence[Any]) -> list[list[Any]]:
     all of a run are one cut, such as tokens, their norm and its mean. A path that passes a node by
     is an edge from a node before it in the order to one after it.
     """
-    place = {node: at for at, node in enumerate(order)}
+    position = {node: index for index, node in enumerate(order)}
     parts_of = {
         node: [part for part, _ in node.next_functions if part is not None] for node in order
     }
-    farthest, cuts = max(place[root] for root in roots), []
-    for at, node in enumerate(order):
-        if farthest <= at:
+    farthest, cuts = max(position[root] for root in roots), []
+    for index, node in enumerate(order):
+        if farthest <= index:
             cuts.append(node)
-        farthest = max([farthest, *(place[part] for part in parts_of[node])])
+        farthest = max([farthest, *(position[part] for part in parts_of[node])])
     runs: list[list[Any]] = []
     for node in reversed(cuts):
-        if runs and parts_of[node] == [runs[-1][-1]] and place[runs[-1][-1]] == place[node] + 1:
+        if (
+            runs
+            and parts_of[node] == [runs[-1][-1]]
+            and position[runs[-1][-1]] == position[node] + 1
+        ):
             runs[-1].append(node)
         else:
             runs.append([node])

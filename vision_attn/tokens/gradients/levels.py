@@ -80,13 +80,13 @@ class Level:
         if self.order is None:
             return rows.unflatten(1, self.grid), rows[:, :0]
         on_grid = set(self.order)
-        beside = [at for at in range(rows.shape[1]) if at not in on_grid]
+        beside = [token for token in range(rows.shape[1]) if token not in on_grid]
         return rows[:, list(self.order)].unflatten(1, self.grid), rows[:, beside]
 
 
 @dataclass(frozen=True)
 class Levels:
-    """What a run tells of a network: its levels, from the image on, and operations without a rule.
+    """The levels of a network, from the image on, and its operations without a rule, by a run.
 
     Attributes:
         refusal: Why there is no level; None: there is one.
@@ -116,7 +116,7 @@ def find_levels(network: nn.Module, images: Images, layout: TokenLayout | None =
     """Find the levels for images of this size, by one run of the first image.
 
     layout: how tokens lie on the image, where that is told. What is found is remembered for the
-    network as it is, as a path is (`propagation/path.py`).
+    network as it is, as a path is (`tokens/path/path.py`).
     """
     key = (
         *(tuple(images.shape[1:]), images.dtype, images.device),
@@ -130,7 +130,7 @@ def find_levels(network: nn.Module, images: Images, layout: TokenLayout | None =
 
 
 def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = None) -> Levels:
-    """Find the levels by a run, of which nothing is remembered."""
+    """Find the levels by a run, without a cache."""
     mode = GraphMode()
     with unedited(), uncompiled(), eval_mode(network), frozen_parameters(network):
         with mode, own_weights_held(network, mode.hold):
@@ -153,11 +153,11 @@ def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = N
     readout = levels.pop() if attends else None
     if readout is not None and not is_read(readout, mode, outputs):
         readout = None
-    found = [level for level in dict.fromkeys(levels) if level is not None]
-    found = [level for level in found if level.grid == found[-1].grid]
-    if not attends and found and len(found[-1].mark.shape) == 4:
-        found = found[-1:]  # of features: before the last, their gradients are noise
-    return Levels(found, unknown, None if found else NO_PLACE, readout)
+    on_last_grid = [level for level in dict.fromkeys(levels) if level is not None]
+    on_last_grid = [level for level in on_last_grid if level.grid == on_last_grid[-1].grid]
+    if not attends and on_last_grid and len(on_last_grid[-1].mark.shape) == 4:
+        on_last_grid = on_last_grid[-1:]  # of features: before the last, their gradients are noise
+    return Levels(on_last_grid, unknown, None if on_last_grid else NO_PLACE, readout)
 
 
 def values_on_grids(runs: list[list[Any]], mode: GraphMode) -> list[list[Value]]:
@@ -201,15 +201,16 @@ def levels_among(runs: list[list[Value]], mode: GraphMode) -> list[list[Value]]:
     chosen = {last: None} if mode.attention_calls else dict.fromkeys(range(last + 1))
     until: dict[int, int] = {}
     for call in mode.attention_calls:
-        earlier = [at for at, run in enumerate(runs) if run[0].call < call]
+        earlier = [index for index, run in enumerate(runs) if run[0].call < call]
         if earlier:
             chosen[earlier[-1]] = None
             until.setdefault(earlier[-1], call)
     levels = []
-    for at in sorted(chosen):
-        values = [value for value in runs[at] if value.call < until.get(at, mode.calls)]
-        values = values[::-1] if at == 0 else values  # the stem's last, the first after a sum
-        before = [] if at == 0 or at - 1 in chosen else runs[at - 1][::-1]
+    for index in sorted(chosen):
+        values = [value for value in runs[index] if value.call < until.get(index, mode.calls)]
+        if index == 0:
+            values = values[::-1]  # the stem's last, elsewhere the first after a sum
+        before = [] if index == 0 or index - 1 in chosen else runs[index - 1][::-1]
         levels.append(sorted(values, key=lambda value: value.changed) + before)
     return levels
 
@@ -234,10 +235,10 @@ def feature_axes(shape: Sequence[int], size: tuple[int, int]) -> int | None:
 
 def divides(grid: Sequence[int], size: Sequence[int]) -> bool:
     """Whether a grid may be that of patches or strides of whole pixels, at least two."""
-    strides = [round(pixels / places) for pixels, places in zip(size, grid, strict=True)]
+    strides = [round(pixels / cells) for pixels, cells in zip(size, grid, strict=True)]
     return min(strides) > 1 and all(
-        pixels // stride <= places <= -(-pixels // stride)
-        for pixels, places, stride in zip(size, grid, strides, strict=True)
+        pixels // stride <= cells <= -(-pixels // stride)
+        for pixels, cells, stride in zip(size, grid, strides, strict=True)
     )
 
 
@@ -248,7 +249,7 @@ def placed(
     layout: TokenLayout | None,
     attends: bool,
 ) -> list[Level | None]:
-    """Find where the tokens or features of each level lie; None where nothing tells.
+    """Find where the tokens or features of each level lie; None if it cannot be known.
 
     By the layout that is told, by their axes, by the network's kind or path, or by a run that is
     followed value by value. Tokens that are mixed by something else than attention lie where those
@@ -261,26 +262,31 @@ def placed(
         for value in (value for values in levels for value in values)
         if (level := by_shape(value, size, hint, attends)) is not None
     }
-    asked = [value for values in levels if values[0].call not in at_once for value in values]
-    asked = [value for value in asked if value.call not in at_once]
-    kept: dict[int, tuple[Tensor, Tracer]] = {}
-    if asked:
-        marks = [value.mark for value in asked]
+    unsettled = [value for values in levels if values[0].call not in at_once for value in values]
+    unsettled = [value for value in unsettled if value.call not in at_once]
+    watched: dict[int, tuple[Tensor, Tracer]] = {}
+    if unsettled:
+        marks = [value.mark for value in unsettled]
         with suppress(RecordError):
-            follow(network, image, lambda tracer: WatchedCalls(marks, tracer, kept))
-    for at, (ids, tracer) in kept.items():
-        if (level := by_origins(asked[at], ids, tracer)) is not None:
-            at_once[asked[at].call] = level
-    found: list[Level | None] = []
+            follow(network, image, lambda tracer: WatchedCalls(marks, tracer, watched))
+    for number, (ids, tracer) in watched.items():
+        if (level := by_origins(unsettled[number], ids, tracer)) is not None:
+            at_once[unsettled[number].call] = level
+    by_level: list[Level | None] = []
     for best, *others in levels:
         level = at_once.get(best.call)
-        alike = [one for one in found if one is not None and one.mark.shape == best.mark.shape]
+        alike = [
+            other for other in by_level if other is not None and other.mark.shape == best.mark.shape
+        ]
         if level is None and alike:
             level = replace(alike[-1], mark=best.mark, changed=best.changed)
         if level is None:
-            level = next((at_once[one.call] for one in others if one.call in at_once), None)
-        found.append(level)
-    return found
+            level = next(
+                (at_once[other.call] for other in others if other.call in at_once),
+                None,
+            )
+        by_level.append(level)
+    return by_level
 
 
 def known_layout(
@@ -313,10 +319,10 @@ class WatchedCalls(TorchFunctionMode):
     """Keep the origins of what marked calls give, by the numbers of their marks."""
 
     def __init__(
-        self, marks: Sequence[Mark], tracer: Tracer, kept: dict[int, tuple[Tensor, Tracer]]
+        self, marks: Sequence[Mark], tracer: Tracer, watched: dict[int, tuple[Tensor, Tracer]]
     ):
         super().__init__()
-        self.counter, self.tracer, self.kept = CallCounter(marks), tracer, kept
+        self.counter, self.tracer, self.kept = CallCounter(marks), tracer, watched
 
     def __torch_function__(
         self,
@@ -347,13 +353,15 @@ def by_origins(value: Value, ids: Tensor, tracer: Tracer) -> Level | None:
     tokens = ids.narrow(channels, 0, 1).movedim(channels, -1)
     if ids.ndim > 3:
         tokens = tokens.flatten(1, -2)
-    places = places_of(tracer.origins, tokens)
-    if places is None:
+    grid_positions = places_of(tracer.origins, tokens)
+    if grid_positions is None:
         return None
-    batch = places.batch_axis
+    batch = grid_positions.batch_axis
     if batch and channels == 1:
         return None
-    return Level(value.mark, value.changed, channels, batch, places.grid, places.order)
+    return Level(
+        value.mark, value.changed, channels, batch, grid_positions.grid, grid_positions.order
+    )
 
 
 NO_GRADIENT = (

@@ -48,7 +48,7 @@ class Mark(NamedTuple):
 
 
 class CallCounter:
-    """Find marked calls as they come.
+    """Recognise marked calls while a network runs.
 
     Examples:
         >>> import torch
@@ -61,19 +61,19 @@ class CallCounter:
 
     def __init__(self, marks: Sequence[Mark]):
         self._marks: dict[str, list[tuple[int, Mark]]] = {}
-        for at, mark in enumerate(marks):
-            self._marks.setdefault(mark.function, []).append((at, mark))
+        for number, mark in enumerate(marks):
+            self._marks.setdefault(mark.function, []).append((number, mark))
         self._seen = [0] * len(marks)
 
     def index(self, function: str, out: Any) -> int | None:
-        """The number of the mark that this call has, if any."""
-        found = None
-        for at, mark in self._marks.get(function, ()):
+        """Return the number of the mark that this call matches; None: it matches none."""
+        matching = None
+        for number, mark in self._marks.get(function, ()):
             if isinstance(out, Tensor) and mark.fits(out.shape):
-                if self._seen[at] == mark.before:
-                    found = at
-                self._seen[at] += 1
-        return found
+                if self._seen[number] == mark.before:
+                    matching = number
+                self._seen[number] += 1
+        return matching
 
 
 class HeldGradients(TorchFunctionMode, Tracking):
@@ -134,17 +134,17 @@ class HeldGradients(TorchFunctionMode, Tracking):
         return out
 
     def strength(self, x: Tensor) -> int:
-        """How much of a gate a value is: 0 for values that are none."""
+        """The strength of a value as a gate: 0 for values that are no gates."""
         return self._strengths.get(x, 0) if self._strengths.data else 0
 
     def mark(self, x: Any, strength: int) -> Any:
-        """Return a value that is so much of a gate from now on."""
+        """Return a value, marked as a gate of this strength."""
         if strength and isinstance(x, Tensor):
             self._strengths[x] = strength
         return x
 
     def constant(self, value: Any) -> Any:
-        """Return an additive constant as it is: nothing is counted here."""
+        """Return an additive constant unchanged: this mode counts none."""
         return value
 
     def hold(self, weights: Tensor) -> Tensor:

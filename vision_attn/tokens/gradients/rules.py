@@ -25,7 +25,7 @@ __all__ = ["HELD", "NORM_RULES", "RULES", "Rule", "Tracking", "flows", "function
 
 
 class Tracking(ABC):
-    """What a rule asks of the mode that runs it.
+    """What a rule needs from the mode that runs it.
 
     Examples:
         >>> from vision_attn.tokens.gradients.mode import HeldGradients
@@ -39,15 +39,15 @@ class Tracking(ABC):
 
     @abstractmethod
     def strength(self, x: Tensor) -> int:
-        """How much of a gate a value is: 0 for values that are none."""
+        """The strength of a value as a gate: 0 for values that are no gates."""
 
     @abstractmethod
     def mark(self, x: Any, strength: int) -> Any:
-        """Return a value that is so much of a gate from now on."""
+        """Return a value, marked as a gate of this strength."""
 
     @abstractmethod
     def constant(self, value: Any) -> Any:
-        """Return an additive constant, or what stands for it where constants are counted."""
+        """Return an additive constant, or its leaf in a mode that counts constants."""
 
     @abstractmethod
     def inside(self, run: Callable[[], Any]) -> Any:
@@ -70,8 +70,8 @@ def functions(names: str) -> set[Callable[..., Any]]:
     """Find torch's functions of these names: of torch, of tensors, in place, of `nn.functional`."""
     homes = (torch, Tensor, F, torch.special, torch.linalg)
     each = [form for name in names.split() for form in (name, f"{name}_", f"__{name}__")]
-    found = (getattr(home, name, None) for home in homes for name in each)
-    return {func for func in found if callable(func)}
+    candidates = (getattr(home, name, None) for home in homes for name in each)
+    return {func for func in candidates if callable(func)}
 
 
 # ---- norms: the divisor ----
@@ -429,7 +429,7 @@ def activation_rule(activation: Activation) -> Rule:
 def native(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
 ) -> Any:
-    """As torch has it."""
+    """Run the function unchanged."""
     return func(*args, **kwargs)
 
 
@@ -439,10 +439,10 @@ def unplaced(
     """The input of an activation, its other arguments, and whether it is written over."""
     x, *rest = args if args else (kwargs["input"],)
     in_place = kwargs.get("inplace", False) or func in OUT_OF_PLACE
-    place = INPLACE_AT.get(func.__name__)
-    if place is not None and len(rest) > place:
-        in_place |= bool(rest[place])
-        rest[place] = False
+    flag_index = INPLACE_AT.get(func.__name__)
+    if flag_index is not None and len(rest) > flag_index:
+        in_place |= bool(rest[flag_index])
+        rest[flag_index] = False
     return x, tuple(rest), in_place
 
 
@@ -480,14 +480,14 @@ def product_rule(*factors: int) -> Rule:
         func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
     ) -> Any:
         args = with_operands(args, kwargs)
-        values = [args[at] for at in factors if at < len(args)]
+        values = [args[index] for index in factors if index < len(args)]
         if sum(map(flows, values)) < 2:
             return tracking.mark(func(*args, **kwargs), kept_strength(values, tracking))
         in_place = func in OUT_OF_PLACE
         shared, strength = shared_out(values, tracking, copied=in_place)
         parts = list(args)
-        for at, value in zip(factors, shared, strict=False):
-            parts[at] = value
+        for index, value in zip(factors, shared, strict=False):
+            parts[index] = value
         if in_place:
             out = args[0].copy_(OUT_OF_PLACE[func](*parts, **kwargs))
         else:
@@ -516,21 +516,21 @@ def shared_out(
     values: Sequence[Any], tracking: Tracking, copied: bool = False
 ) -> tuple[list[Any], int]:
     """The factors of a product: the gates held; equal parts of the gradient for the others."""
-    strength = {at: tracking.strength(x) for at, x in enumerate(values) if flows(x)}
+    strength = {index: tracking.strength(x) for index, x in enumerate(values) if flows(x)}
     shared, left = list(values), 0
     while len(set(strength.values())) > 1:
         most = max(strength.values())
-        for at in [at for at, each in strength.items() if each == most]:
-            shared[at] = values[at].detach().clone() if copied else values[at].detach()
-            del strength[at]
+        for index in [index for index, each in strength.items() if each == most]:
+            shared[index] = values[index].detach().clone() if copied else values[index].detach()
+            del strength[index]
     left = len(strength)
-    for at in strength:
-        shared[at] = part_of(values[at].clone() if copied else values[at], 1 / left)
+    for index in strength:
+        shared[index] = part_of(values[index].clone() if copied else values[index], 1 / left)
     return shared, max(strength.values()) if left > 1 else 0
 
 
 def part_of(x: Tensor, part: float) -> Tensor:
-    """The same value with this part of the gradient."""
+    """Return the same value, whose gradient is multiplied by `part`."""
     if part == 1:
         return x
     x = x.view_as(x)

@@ -130,8 +130,8 @@ class Anatomy:
         count = len(heads)
         layers = f"{count} layers, 0 to {count - 1}," if count > 1 else "1 layer, 0,"
         if len(set(heads)) == 1:
-            one = "1 head" if heads[0] == 1 else f"{heads[0]} heads, 0 to {heads[0] - 1}"
-            return f"{layers} of {one}"
+            heads_words = "1 head" if heads[0] == 1 else f"{heads[0]} heads, 0 to {heads[0] - 1}"
+            return f"{layers} of {heads_words}"
         return f"{layers} of {', '.join(map(str, heads))} heads"
 
 
@@ -145,7 +145,7 @@ class RunningModule(NamedTuple):
 
 @dataclass
 class Frames:
-    """Which modules run now, the innermost last.
+    """The modules that are running, the innermost last.
 
     Examples:
         >>> import torch
@@ -164,7 +164,7 @@ class Frames:
     _around: list[Counter[str]] = field(default_factory=list)
 
     def watch(self, network: nn.Module, modules: Iterable[nn.Module], hooks: Hooks) -> None:
-        """Know when these modules run, and the network, which begins all counts anew."""
+        """Watch when these modules run; a run of the network resets all counts."""
         names = modules_of(network)
         for module in dict.fromkeys([network, *modules]):
             hooks.before(module, self._before(names[module]))
@@ -218,12 +218,12 @@ class SpotMode(GraphMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         terms = [x.grad_fn if isinstance(x, Tensor) else None for x in args[:2]]
-        known = len(self.attention_calls)
+        calls_before = len(self.attention_calls)
         out = super().__torch_function__(func, types, args, kwargs)
         if self._depth:
             return out
         spot = self.frames.count(func.__name__)
-        if len(self.attention_calls) > known:
+        if len(self.attention_calls) > calls_before:
             running = [frame.name for frame in self.frames.stack]
             self.attending.append((self.attention_calls[-1], running))
         if spot is not None and isinstance(out, Tensor) and out.grad_fn is not None:
@@ -291,7 +291,7 @@ def _with_branches(network: nn.Module, image: Images, layers: list[Layer]) -> li
         return layers
     runs = cuts_of(order_of(roots), roots)
     calls = _calls_of_layers(mode, layers)
-    found, last = list(layers), None
+    completed, last = list(layers), None
     for before, run in pairwise(runs):
         node, entry = run[0], before[-1]
         operands = mode.operands.get(node, [])
@@ -300,7 +300,9 @@ def _with_branches(network: nn.Module, image: Images, layers: list[Layer]) -> li
         branch = 1 if operands[0] in before else 0
         join = Join(_spot(mode, frames, node), branch)
         low, high = mode.values[entry].call, mode.values[node].call
-        inside = [at for at, call in enumerate(calls) if call is not None and low < call < high]
+        inside = [
+            index for index, call in enumerate(calls) if call is not None and low < call < high
+        ]
         if len(inside) == 1:
             last = inside[0]
             shape = mode.values[entry].mark.shape
@@ -308,12 +310,12 @@ def _with_branches(network: nn.Module, image: Images, layers: list[Layer]) -> li
             if entry in mode.spots and len(shape) == 3 and shape[0] == 1:
                 enters = _spot(mode, frames, entry)
             tokens = shape[1] if enters is not None else 0
-            found[last] = replace(found[last], attention=join, enters=enters, tokens=tokens)
+            completed[last] = replace(completed[last], attention=join, enters=enters, tokens=tokens)
         elif inside:
             last = None
         elif last is not None:
-            found[last] = replace(found[last], mlps=(*found[last].mlps, join))
-    return found
+            completed[last] = replace(completed[last], mlps=(*completed[last].mlps, join))
+    return completed
 
 
 def _spot(mode: SpotMode, frames: Frames, node: Any) -> Spot:
@@ -323,11 +325,11 @@ def _spot(mode: SpotMode, frames: Frames, node: Any) -> Spot:
 
 def _calls_of_layers(mode: SpotMode, layers: Sequence[Layer]) -> list[int | None]:
     """Find the number of the first torch call of each attention call."""
-    found: list[int | None] = []
+    numbers: list[int | None] = []
     left = list(mode.attending)
     for layer in layers:
-        own = next((one for one in left if layer.module in one[1]), None)
-        found.append(None if own is None else own[0])
+        own = next((attending for attending in left if layer.module in attending[1]), None)
+        numbers.append(None if own is None else own[0])
         if own is not None:
             left.remove(own)
-    return found
+    return numbers

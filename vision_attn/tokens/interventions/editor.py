@@ -32,7 +32,7 @@ IN_PLACE = {"add_", "__iadd__"}
 
 @dataclass
 class Kept:
-    """What a run gave at the places of some changes: outputs of calls, branches and streams.
+    """The values of a run where something is to change: outputs of calls, branches, streams.
 
     Examples:
         >>> from vision_attn.tokens.interventions.editor import Kept
@@ -118,8 +118,8 @@ class Editor(CallEditor):
         self._seen: Counter[str] = Counter()
         self._own: _Edit | None = None
         self._layers: dict[str, list[int]] = {}
-        for at, layer in enumerate(anatomy.layers):
-            self._layers.setdefault(layer.module, []).append(at)
+        for index, layer in enumerate(anatomy.layers):
+            self._layers.setdefault(layer.module, []).append(index)
         self.joins = {join.spot: join for join in [*changes.removed, *changes.patched]}
         self.patched = {join.spot for join in changes.patched}
 
@@ -149,7 +149,7 @@ class Editor(CallEditor):
 
     @property
     def active(self) -> bool:
-        """Whether what runs is to be changed."""
+        """Whether the running code is to be changed."""
         return self.opened and not suspended()
 
     @property
@@ -196,8 +196,8 @@ class Editor(CallEditor):
         if edit is None:
             return None
         names = ("q", "k", "v", "mask", "layout")
-        given = dict(zip(names, args, strict=False)) | kwargs
-        return (), {**given, "v": edit.values(given["v"])}
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        return (), {**arguments, "v": edit.values(arguments["v"])}
 
     def _after_attend(
         self, module: Attend, _args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
@@ -208,8 +208,8 @@ class Editor(CallEditor):
 
         def seen() -> Tensor | None:
             own, _ = module.window.terms(kwargs["q"], kwargs["k"], kwargs.get("layout"))
-            given = (kwargs.get("mask"), own)
-            wide = [x if x is None else x[(None,) * (4 - x.ndim)] for x in given]
+            masks = (kwargs.get("mask"), own)
+            wide = [x if x is None else x[(None,) * (4 - x.ndim)] for x in masks]
             return both(*wide)
 
         return edit.context(out, kwargs["v"], seen)
@@ -289,7 +289,7 @@ class _Edit(CallEdit):
     def _replaced(
         self, head: int, kind: Kind, context: Tensor, v: Tensor, visible: Tensor | None
     ) -> Tensor:
-        """Make what stands in the place of a head's output, (b i e) or what broadcasts to it."""
+        """Make the replacement of a head's output, (b i e) or a shape that broadcasts to it."""
         if kind == "zero":
             return torch.zeros_like(context[:, head])
         if kind == "mean":
@@ -311,7 +311,7 @@ class _Edit(CallEdit):
 
 
 class _NoLog(CallLog):
-    """What the mode needs of a log, where nothing is recorded."""
+    """A log for the mode of calls when nothing is recorded."""
 
     def __init__(self, editor: Editor):
         super().__init__(frozenset(), None)

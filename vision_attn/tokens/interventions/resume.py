@@ -91,7 +91,9 @@ class Resumable:
         """Run all from the first attention call on again; where it differs, run the whole."""
         if self.whole is None and self._order:
             called = [layer.module for layer in self.anatomy.layers]
-            self._start = min((at for name in called for at in self._holding(name)), default=0)
+            self._start = min(
+                (position for name in called for position in self._holding(name)), default=0
+            )
             try:
                 same = torch.allclose(run(), plain, rtol=1e-4, atol=1e-5)
             finally:
@@ -100,22 +102,30 @@ class Resumable:
                 self.whole = "it gives other numbers when its end is run a second time"
 
     def start_of(self, changes: Changes) -> int:
-        """Find the place, in the order of a run, of the first module that changes touch."""
+        """Find the index, in the order of a run, of the first module that changes touch."""
         if self.whole is not None:
             return 0
-        touched = [self.anatomy.layers[at].module for at in changes.layers]
+        touched = [self.anatomy.layers[position].module for position in changes.layers]
         touched += [spot.module for spot in changes.spots]
-        places = []
+        positions = []
         for name in touched:
-            holds = [at for at, part in enumerate(self._order) if f"{name}.".startswith(f"{part}.")]
+            holds = [
+                position
+                for position, part in enumerate(self._order)
+                if f"{name}.".startswith(f"{part}.")
+            ]
             if not holds:
                 return 0
-            places += holds
-        return min(places, default=0)
+            positions += holds
+        return min(positions, default=0)
 
     def _holding(self, name: str) -> list[int]:
-        """The places of the modules that a module lies in."""
-        return [at for at, part in enumerate(self._order) if f"{name}.".startswith(f"{part}.")]
+        """The indices of the modules that contain a module."""
+        return [
+            position
+            for position, part in enumerate(self._order)
+            if f"{name}.".startswith(f"{part}.")
+        ]
 
     def _step(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(forward)
@@ -143,7 +153,7 @@ class Resumable:
 
 
 def copied(out: Any) -> Any:
-    """Copy what a module gave, as what comes after it may change it in place."""
+    """Copy a module's output, as later modules may change it in place."""
     if isinstance(out, tuple):
         return tuple(map(copied, out))
     return out if out is None else out.clone()

@@ -40,17 +40,17 @@ def copies_joined(chain: Chain) -> Chain:
     labels = [*range(chain.links[0].before)]
     for _, _, after in labelled(chain.links):
         labels = after
-    copies = _by_label([(at, 1.0) for at in range(chain.tokens)], labels)
+    copies = _by_label([(token, 1.0) for token in range(chain.tokens)], labels)
     if len(copies) == chain.tokens:
         return chain
     reads = chain.reads
     read = [1.0] * chain.tokens if reads is None else reads.tolist()
     groups: list[Members] = []
     for of in copies:
-        total = sum(read[at] for at, _ in of)
-        groups.append([(at, read[at] / total if total else 1 / len(of)) for at, _ in of])
+        total = sum(read[token] for token, _ in of)
+        groups.append([(token, read[token] / total if total else 1 / len(of)) for token, _ in of])
     if reads is not None:
-        reads = torch.stack([reads[[at for at, _ in of]].sum() for of in copies])
+        reads = torch.stack([reads[[token for token, _ in of]].sum() for of in copies])
     end = made_of(groups, chain.links[-1].layer, chain.tokens)
     return replace(chain, links=[*chain.links, end], tokens=len(copies), reads=reads)
 
@@ -77,7 +77,7 @@ def without_readout(chain: Chain) -> Chain:
 
 
 def of_one_call(chain: Chain, layer: int) -> Chain:
-    """Let what joins the copies of a token take those of one call, where there are some.
+    """Join only the copies of a token that went through one call, where there are some.
 
     Then a row of this call is not shared with the calls beside it.
 
@@ -103,14 +103,14 @@ def of_one_call(chain: Chain, layer: int) -> Chain:
                 for alike in _by_label(members, labels):
                     own = [pair for pair in alike if went[pair[0]]] or alike
                     times = sum(part for _, part in alike) / sum(part for _, part in own)
-                    groups[-1] += [(at, part * times) for at, part in own]
-            went = [any(went[at] for at, _ in members) for members in groups]
+                    groups[-1] += [(token, part * times) for token, part in own]
+            went = [any(went[token] for token, _ in members) for members in groups]
             if groups != members_of(link):
                 link = made_of(groups, link.layer, link.before)
         elif isinstance(link, Attention) and link.new is None:
-            for at in link.queries.flatten().tolist():
-                if at < link.before:
-                    went[at] |= link.layer == layer
+            for token in link.queries.flatten().tolist():
+                if token < link.before:
+                    went[token] |= link.layer == layer
         elif isinstance(link, Attention):
             waiting = link.before if link.kept else 0
             new = _tokens_after(link) - waiting
@@ -133,13 +133,13 @@ def calls_side_by_side(chain: Chain) -> dict[int, float]:
     for link, labels, _ in labelled(chain.links):
         if isinstance(link, Regroup):
             groups = members_of(link)
-            uses = [at for members in groups for at, _ in members]
+            uses = [token for members in groups for token, _ in members]
             for members in groups:
                 for alike in _by_label(members, labels):
-                    of_calls = [(of, part) for at, part in alike if (of := calls[at])]
+                    of_calls = [(of, part) for token, part in alike if (of := calls[token])]
                     total = sum(part for _, part in of_calls)
                     if len(of_calls) > 1 and all(len(of) == 1 for of, _ in of_calls):
-                        times |= {one: total / part for of, part in of_calls for one in of}
+                        times |= {call: total / part for of, part in of_calls for call in of}
             calls = [
                 None
                 if len(members) > 1
@@ -149,9 +149,9 @@ def calls_side_by_side(chain: Chain) -> dict[int, float]:
                 for members in groups
             ]
         elif isinstance(link, Attention) and link.new is None:
-            for at in link.queries.flatten().tolist():
-                if at < link.before and (of := calls[at]) is not None:
-                    calls[at] = of | {link.layer}
+            for token in link.queries.flatten().tolist():
+                if token < link.before and (of := calls[token]) is not None:
+                    calls[token] = of | {link.layer}
         elif isinstance(link, Attention):
             waiting = link.before if link.kept else 0
             calls = calls[:waiting] + [None] * (_tokens_after(link) - waiting)
@@ -188,9 +188,9 @@ def made_of(groups: Sequence[Members], layer: int, before: int) -> Regroup:
     """Make a link of the tokens that each token after it is made of."""
     rows = [(new, old, part) for new, of in enumerate(groups) for old, part in of]
     new, old, part = zip(*rows, strict=True)
-    made, of = (torch.tensor(x, dtype=torch.long, device="cpu") for x in (new, old))
+    new_ids, of = (torch.tensor(x, dtype=torch.long, device="cpu") for x in (new, old))
     parts = torch.tensor(part, dtype=torch.float64, device="cpu")
-    return Regroup(layer, before, made, of, parts)
+    return Regroup(layer, before, new_ids, of, parts)
 
 
 def _regroups(chain: Chain) -> bool:
@@ -198,10 +198,10 @@ def _regroups(chain: Chain) -> bool:
 
 
 def _by_label(members: Members, labels: Sequence[int]) -> list[Members]:
-    """Members in lists, each of copies of one token."""
+    """Group members by label: each group has the copies of one token."""
     by_label: dict[int, Members] = {}
-    for at, part in members:
-        by_label.setdefault(labels[at], []).append((at, part))
+    for token, part in members:
+        by_label.setdefault(labels[token], []).append((token, part))
     return list(by_label.values())
 
 

@@ -127,16 +127,16 @@ class Attention(Link):
         """Whether all tokens attend to all, each added to itself."""
         every = torch.arange(self.before, device="cpu")[None]
         return self.new is None and all(
-            places.shape == every.shape and bool((places.cpu() == every).all())
-            for places in (self.queries, self.keys)
+            token_indices.shape == every.shape and bool((token_indices.cpu() == every).all())
+            for token_indices in (self.queries, self.keys)
         )
 
     def called(self, call: AttentionCall) -> "Attention":
-        """Return this link with a run's call, and with what is known of its places."""
+        """Return this link with a run's call, and with what is cached about its tokens."""
         _ = self.whole
-        made = copy(self)
-        object.__setattr__(made, "call", call)
-        return made
+        linked = copy(self)
+        object.__setattr__(linked, "call", call)
+        return linked
 
     @property
     def always(self) -> bool:
@@ -147,9 +147,9 @@ class Attention(Link):
         windows = len(self.queries)
         if self.whole:
             return rule.mix(r, rule.step(self.layer, call, r, 1, self.patches))
-        places = (self.queries if self.new is None else self.new).to(r.device)
+        output_indices = (self.queries if self.new is None else self.new).to(r.device)
         b, s, _ = r.shape
-        rows = torch.nn.functional.pad(r, (0, 1))[..., places]  # b s window i
+        rows = torch.nn.functional.pad(r, (0, 1))[..., output_indices]  # b s window i
         rows = rows.transpose(1, 2).reshape(b * windows, s, -1)
         attended = rule.step(self.layer, call, rows, windows, self.patches)
         attended = attended.view(b, windows, s, -1).transpose(1, 2).reshape(b, s, -1)
@@ -158,11 +158,11 @@ class Attention(Link):
         if self.new is not None:
             return tokens.add_(r[..., : self.before]) if self.kept else tokens
         share = r.new_ones(self.before + 1)
-        share[places.flatten()] = rule.residual
+        share[output_indices.flatten()] = rule.residual
         return (share[:-1] * r).add_(tokens, alpha=rule.attention)
 
     def widened(self, more: int) -> "Attention":
-        """Let so many tokens pass it by, after the others."""
+        """Let `more` tokens pass the link unchanged, after the others."""
         wider = self.before + more  # which also stands for no token
         queries, keys = (x.masked_fill(x == self.before, wider) for x in (self.queries, self.keys))
         return replace(self, before=wider, queries=queries, keys=keys)
@@ -199,12 +199,12 @@ class Regroup(Link):
         return True
 
     def back(self, r: After, rule: PropagationRule) -> Before:
-        made, of = self.made.to(r.device), self.of.to(r.device)
+        new_indices, of = self.made.to(r.device), self.of.to(r.device)
         part = self.part.to(r)  # at once: Apple's GPUs have no float64
-        return r.new_zeros(*r.shape[:2], self.before).index_add(2, of, r[..., made] * part)
+        return r.new_zeros(*r.shape[:2], self.before).index_add(2, of, r[..., new_indices] * part)
 
     def widened(self, more: int) -> "Regroup":
-        """Let so many tokens pass it by, after the others."""
+        """Let `more` tokens pass the link unchanged, after the others."""
         waiting, after = torch.arange(more, device="cpu"), int(self.made.max()) + 1
         return replace(
             self,

@@ -80,21 +80,19 @@ class Path:
         if self.steps:
             lines.append(f"  call  {'module':{width}}  heads  queries  keys")
         notes = self._notes()
-        for at, step in enumerate(self.steps):
+        for index, step in enumerate(self.steps):
             _, heads, queries, keys = step.shape
-            line = (
-                f"{at:>6}  {step.module:{width}}  {heads * step.heads:>5}  {queries:>7}  {keys:>4}"
-            )
-            lines.append(f"{line}  {notes[at]}".rstrip())
+            line = f"{index:>6}  {step.module:{width}}  {heads * step.heads:>5}"
+            lines.append(f"{line}  {queries:>7}  {keys:>4}  {notes[index]}".rstrip())
         lines.append(f"no map: {self.refusal}" if self.refusal else self._read())
         lines += [] if self.refusal else self.warnings()
         return "\n".join(lines)
 
     def warnings(self, layout: TokenLayout | None = None) -> list[str]:
-        """List what whoever sees a map must know, in sentences.
+        """List what the reader of a map must know, in sentences.
 
         Args:
-            layout: The one that was given; None: none was.
+            layout: The one in use; None: there is none.
         """
         unread = self.unread if layout is None else None
         return [sentence for sentence in (self.left_out, unread, *self.caveats) if sentence]
@@ -108,18 +106,20 @@ class Path:
 
     def _notes(self) -> list[str]:
         notes = [f"in {step.windows} windows" if step.windows > 1 else "" for step in self.steps]
-        counted = [at for at, step in enumerate(self.steps) if step.used]
+        counted = [index for index, step in enumerate(self.steps) if step.used]
         for link in self.chain.links if self.chain else ():
-            at = counted[link.layer]
+            index = counted[link.layer]
             if isinstance(link, Regroup):
                 after = int(link.made.max()) + 1
-                notes[at] += f"{', ' if notes[at] else ''}from {link.before} tokens to {after}"
+                notes[index] += (
+                    f"{', ' if notes[index] else ''}from {link.before} tokens to {after}"
+                )
             elif isinstance(link, Attention) and link.new is not None:
                 new = "its queries are new tokens"
-                notes[at] = f"{notes[at]}, {new}" if notes[at] else new
-        for at, step in enumerate(self.steps):
+                notes[index] = f"{notes[index]}, {new}" if notes[index] else new
+        for index, step in enumerate(self.steps):
             if not step.used:
-                notes[at] = "left out: " + (
+                notes[index] = "left out: " + (
                     "something else mixes its tokens afterwards"
                     if step.mixed
                     else "its output does not reach the network's output"
@@ -188,7 +188,7 @@ class Path:
         return replace(chain, links=links)
 
     def contradiction(self, layout: TokenLayout, of_model: bool = False) -> str | None:
-        """Say in a line how the run contradicts a layout that was given; None where it does not.
+        """Say in a line how the run contradicts a layout; None: it does not.
 
         Compared is where tokens lie, not what is read of them.
 
@@ -202,16 +202,16 @@ class Path:
             return None
         if layout.tokens != first:
             return f"the layout has {_in_words(layout)}, but the network has {first}"
-        found = self.layout
-        if found is None or (found.grid, found.beside) == (layout.grid, layout.beside):
+        traced = self.layout
+        if traced is None or (traced.grid, traced.beside) == (layout.grid, layout.beside):
             return None
         return (
             f"the layout has {_in_words(layout)}, but a run of the network shows "
-            f"{_in_words(found)}: leave layout= out, or correct it"
+            f"{_in_words(traced)}: leave layout= out, or correct it"
         )
 
     def counted(self, of_calls: Sequence[Any], images: int, network: nn.Module) -> list[Any]:
-        """Select, of values given for each call of a run, those of the calls that count.
+        """Select the values of the calls that count, from one value for each call of a run.
 
         Args:
             of_calls: Calls, or tensors with their batch; heads that were counted as batch become
@@ -225,13 +225,13 @@ class Path:
                 f"{len(self.steps)} for another image of this size: its path changes with the image"
             )
         both = zip(self.steps, of_calls, strict=True)
-        return [arranged(one, step, images) for step, one in both if step.used]
+        return [arranged(value, step, images) for step, value in both if step.used]
 
 
-def arranged(one: Any, step: Step, images: int) -> Any:
+def arranged(call: Any, step: Step, images: int) -> Any:
     """Put heads that were counted as batch where heads are, and images before their windows."""
     if step.heads == 1 and step.images_first and step.order is None:
-        return one
+        return call
     each = step.heads * step.windows
 
     def move(x: Tensor, has_heads: bool) -> Tensor:
@@ -244,14 +244,14 @@ def arranged(one: Any, step: Step, images: int) -> Any:
         x = x.unflatten(1, (step.windows, step.heads)).flatten(2, 3)
         return x.flatten(0, 1)
 
-    if isinstance(one, Tensor):
-        return move(one, has_heads=one.ndim == 4)
-    values = {name: value for name, value in vars(one).items() if isinstance(value, Tensor)}
+    if isinstance(call, Tensor):
+        return move(call, has_heads=call.ndim == 4)
+    values = {name: value for name, value in vars(call).items() if isinstance(value, Tensor)}
     moved = {
         name: move(value, has_heads=value.ndim == 4 or name == "lse")
         for name, value in values.items()
     }
-    return replace(one, **moved)
+    return replace(call, **moved)
 
 
 def find_path(network: nn.Module, images: Images) -> Path:
@@ -291,18 +291,18 @@ def find_places(network: nn.Module, images: Images, module: nn.Module) -> Places
     key = (tuple(images.shape[1:]), images.dtype, images.device, name)
     places_by_key = asked_once(network, _places)
     if key not in places_by_key:
-        kept: list[Tensor] = []
+        outputs: list[Tensor] = []
         places_by_key[key] = None
         with suppress(RecordError):
-            run = follow(network, images[:1], partial(watching, module, kept))
-            places_by_key[key] = places_of(run.origins, kept[-1]) if kept else None
-    places = places_by_key[key]
-    if places is None:
+            run = follow(network, images[:1], partial(watching, module, outputs))
+            places_by_key[key] = places_of(run.origins, outputs[-1]) if outputs else None
+    positions = places_by_key[key]
+    if positions is None:
         raise ValueError(
             "where the tokens of this layer lie on the image is not known: name another layer, or "
             "give layout="
         )
-    return places
+    return positions
 
 
 def _places(_network: nn.Module) -> dict[Any, Places | None]:
@@ -310,12 +310,12 @@ def _places(_network: nn.Module) -> dict[Any, Places | None]:
 
 
 @contextmanager
-def watching(module: nn.Module, kept: list[Tensor], tracer: Tracer) -> Iterator[None]:
+def watching(module: nn.Module, outputs: list[Tensor], tracer: Tracer) -> Iterator[None]:
     """Keep the origins of what a module gives while this is open."""
 
     def keep(_module: nn.Module, _args: tuple[Any, ...], out: Any) -> None:
         if isinstance(out, Tensor):
-            kept.append(tracer.origins_of(out))
+            outputs.append(tracer.origins_of(out))
 
     with Hooks() as hooks:
         hooks.after(module, keep)
@@ -323,7 +323,7 @@ def watching(module: nn.Module, kept: list[Tensor], tracer: Tracer) -> Iterator[
 
 
 def run_path(network: nn.Module, images: Images) -> Path:
-    """Find a path by a run, of which nothing is remembered."""
+    """Find a path by a run, without a cache."""
     try:
         run = follow(network, images[:1])
     except RecordError as error:
@@ -354,8 +354,8 @@ def run_path(network: nn.Module, images: Images) -> Path:
         return Path(run.steps, chain, layout, refusal, patch, **told)
     begin, reason = writer.begins
     steps = [
-        replace(step, used=False, mixed=True) if at < begin and step.used else step
-        for at, step in enumerate(run.steps)
+        replace(step, used=False, mixed=True) if index < begin and step.used else step
+        for index, step in enumerate(run.steps)
     ]
     counted = sum(step.used for step in steps)
     left_out = f"a map shows the last {counted} of {len(run.used)} attention calls alone: {reason}"
@@ -366,9 +366,9 @@ def _in_words(layout: TokenLayout) -> str:
     """Say where the tokens of a layout lie."""
     h, w = layout.grid
     beside = ", ".join(map(str, layout.beside[:6])) + ", ..." * (len(layout.beside) > 6)
-    places = f" in place {beside}" if beside else ""
+    positions = f" in place {beside}" if beside else ""
     count = len(layout.beside)
-    return f"{layout.tokens} tokens ({count} beside the image{places} + a grid of {h}x{w})"
+    return f"{layout.tokens} tokens ({count} beside the image{positions} + a grid of {h}x{w})"
 
 
 NO_ATTENTION = "no attention was found: no matrix product of values with weights that sum to 1"

@@ -60,13 +60,15 @@ def places_of(origins: Origins, of_tokens: Tensor) -> Places | None:
         ids = of_tokens.transpose(0, batch_axis)
         ids = ids[..., :1] if ids.stride(-1) == 0 else ids
         boxes = origins.box[ids].amax(2)  # image n side
-        apart = len(ids) == 2 and all(bool((boxes[at, :, 5 - at] < 0).all()) for at in (0, 1))
+        apart = len(ids) == 2 and all(
+            bool((boxes[token, :, 5 - token] < 0).all()) for token in (0, 1)
+        )
         if not apart:
             continue
         boxes, centres = boxes[0, :, :4], origins.centre[ids[0]].mean(1)
-        patches = [at for at, box in enumerate(boxes.tolist()) if box[2] >= 0]
-        places = rounded(centres)
-        patches.sort(key=lambda at: places[at])
+        patches = [token for token, box in enumerate(boxes.tolist()) if box[2] >= 0]
+        spots = rounded(centres)
+        patches.sort(key=lambda token: spots[token])
         grid = grid_of(boxes[patches], centres[patches], patches)[0]
         return None if grid is None else Places(grid, tuple(patches), batch_axis)
     return None
@@ -74,19 +76,19 @@ def places_of(origins: Origins, of_tokens: Tensor) -> Places | None:
 
 def layout_found(
     network: nn.Module, size: tuple[int, int], links: Sequence[Link], boxes: Tensor,
-    centres: Tensor, came: Sequence[int], reads: Tensor | None,
+    centres: Tensor, ranks: Sequence[int], reads: Tensor | None,
 ) -> tuple[TokenLayout | None, tuple[int, int] | None]:  # fmt: skip
     """Find how the first tokens lie on the image, by the pixels that each was computed from.
 
-    size: (height, width) of the image. boxes (n 4), centres (n 2): those of `Origins`. came (n,):
-    where each token stands in the network's own order. reads: the share of each of the last tokens
+    size: (height, width) of the image. boxes (n 4), centres (n 2): those of `Origins`. ranks (n,):
+    the index of each token in the network's own order. reads: the share of each of the last tokens
     in the logits. Also returns the size of a patch; None for what is not known.
     """
     first = links[0].before
     boxes = boxes[:first]
-    beside = [place for place, box in enumerate(boxes.tolist()) if box[2] < 0]
-    patches = [place for place in range(first) if place not in set(beside)]
-    grid, patch = grid_of(boxes[patches], centres[patches], [came[place] for place in patches])
+    beside = [token for token, box in enumerate(boxes.tolist()) if box[2] < 0]
+    patches = [token for token in range(first) if token not in set(beside)]
+    grid, patch = grid_of(boxes[patches], centres[patches], [ranks[token] for token in patches])
     hint: TokenLayout | None = None
     with suppress(ValueError):
         hint = layout_of(network, size)
@@ -96,7 +98,7 @@ def layout_found(
         if hint is None or hint.beside != beside:
             return None, None
         grid = hint.grid
-    prefix = next((at for at, place in enumerate(beside) if at != place), len(beside))
+    prefix = next((count for count, token in enumerate(beside) if count != token), len(beside))
     pool, class_token = pool_read(links, reads, beside, patches, hint)
     return TokenLayout(prefix, grid, pool, class_token, tuple(beside[prefix:])), patch
 
@@ -118,7 +120,7 @@ def pool_read(
         return "mean" if last.kept or every else "attention", named
     if len(reads) != len(beside) + len(patches):
         return "mean", named
-    read = [place for place, share in enumerate(reads.tolist()) if share]
+    read = [token for token, share in enumerate(reads.tolist()) if share]
     if read == [0] and beside[:1] == [0]:
         return "cls", True
     if read == [0, 1] and beside[:2] == [0, 1]:
@@ -129,24 +131,25 @@ def pool_read(
 
 
 def grid_of(
-    boxes: Tensor, centres: Tensor, came: Sequence[int]
+    boxes: Tensor, centres: Tensor, ranks: Sequence[int]
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
     """Find the grid (h, w) on which tokens lie row by row, and the size in pixels that each has.
 
     boxes (n 4): the pixels that each was made of. Where they are the whole image, as after many
     convolutions, the order of the centres (n 2) tells; then no token has a size. At the edges of a
-    map centres are a little off: rows and columns must lie farther apart than they are wide. came
-    (n,): where each stands in the network's own order; if that is another one, so that centres
-    alone tell, they must lie in even steps. Boxes that do not go down and to the right are no grid.
+    map centres are a little off: rows and columns must lie farther apart than they are wide. ranks
+    (n,): the index of each token in the network's own order; if that order is another one, so that
+    only centres tell, they must lie in even steps. Boxes that do not go down and to the right
+    are no grid.
     """
     grid = product_of(boxes[:, [0, 2]].tolist(), boxes[:, [1, 3]].tolist())
     if grid is None:
-        places = rounded(centres)
-        grid = product_of(*([[place[axis]] for place in places] for axis in (0, 1)))
-        found = rows_apart(centres) if grid is None else None
-        if found is not None and found[1] == list(range(len(centres))):
-            grid = found[0]
-        if grid is not None and came != sorted(came) and not in_steps(centres, grid):
+        spots = rounded(centres)
+        grid = product_of(*([[spot[axis]] for spot in spots] for axis in (0, 1)))
+        about = rows_apart(centres) if grid is None else None
+        if about is not None and about[1] == list(range(len(centres))):
+            grid = about[0]
+        if grid is not None and ranks != sorted(ranks) and not in_steps(centres, grid):
             return None, None
         return grid, None
     boxes = boxes.view(*grid, 4)
@@ -172,9 +175,9 @@ def patch_of(boxes: Tensor) -> tuple[int, int] | None:
 
 def product_of(rows: list[list[int]], columns: list[list[int]]) -> tuple[int, int] | None:
     """Find how many rows and columns there are, if each row has all columns, in one order."""
-    places = [(tuple(y), tuple(x)) for y, x in zip(rows, columns, strict=True)]
-    tops, lefts = (list(dict.fromkeys(place[axis] for place in places)) for axis in (0, 1))
-    whole = bool(places) and [(y, x) for y in tops for x in lefts] == places
+    spots = [(tuple(y), tuple(x)) for y, x in zip(rows, columns, strict=True)]
+    tops, lefts = (list(dict.fromkeys(spot[axis] for spot in spots)) for axis in (0, 1))
+    whole = bool(spots) and [(y, x) for y in tops for x in lefts] == spots
     return (len(tops), len(lefts)) if whole else None
 
 

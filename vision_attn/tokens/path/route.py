@@ -15,7 +15,7 @@ __all__ = ["Route"]
 
 @dataclass(frozen=True)
 class Route:
-    """The calls that a walk takes, and what is known of them ahead of it.
+    """The calls that a walk takes, and which later calls read which origins.
 
     Attributes:
         size: (height, width) of the image.
@@ -98,14 +98,14 @@ class Route:
     def by_centre(self, ids: Sequence[int]) -> list[int]:
         """Sort origins by rounded centres; those of one centre stay in their order."""
         centres = rounded(self.origins.centre[list(ids)])
-        return [ids[at] for at in sorted(range(len(ids)), key=centres.__getitem__)]
+        return [ids[index] for index in sorted(range(len(ids)), key=centres.__getitem__)]
 
     def in_rows(self, patches: Sequence[int]) -> list[int]:
         """Sort origins of patches row by row."""
         rows = self.by_centre(patches)
         if not self.lie_on_a_grid(rows):
             about = rows_apart(self.origins.centre[list(patches)])
-            rows = rows if about is None else [patches[at] for at in about[1]]
+            rows = rows if about is None else [patches[index] for index in about[1]]
         return rows
 
     def lie_on_a_grid(self, patches: Sequence[int]) -> bool:

@@ -117,7 +117,7 @@ def refusal_of(
 
 
 def blank_image(network: nn.Module, size: tuple[int, int] | None = None) -> Tensor:
-    """Make an image (1 c h w) of a size, of that which the network says it takes, or the usual."""
+    """Make an image (1 c h w) of a size, by default the one that the network declares, or 224."""
     nothing = torch.zeros((), dtype=torch.float32, device="cpu")
     weight = next((x for x in network.parameters() if x.is_floating_point()), nothing)
     configs: list[Any] = [getattr(module, "pretrained_cfg", None) for module in modules_of(network)]
@@ -125,14 +125,14 @@ def blank_image(network: nn.Module, size: tuple[int, int] | None = None) -> Tens
     channels = declared[0] if declared else 3
     height, width = size or declared_size(network) or (USUAL, USUAL)
     image = torch.zeros(1, channels, height, width, dtype=weight.dtype, device=weight.device)
-    first = next((one for one in modules_of(network) if isinstance(one, nn.Conv2d)), None)
+    first = next((layer for layer in modules_of(network) if isinstance(layer, nn.Conv2d)), None)
     if first is None or first.in_channels == channels or _fits(network, image, first):
         return image
     return image[:, :1].repeat(1, first.in_channels, 1, 1)
 
 
 class _Reached(BaseException):
-    """A run came to the module that it should come to."""
+    """A run has reached the module that was waited for."""
 
 
 def _fits(network: nn.Module, image: Tensor, convolution: nn.Conv2d) -> bool:

@@ -90,25 +90,25 @@ def layer_windows(
         return None
     if (blocks := sum(block is not None for block in plan)) != len(calls):
         raise ValueError(f"expected {blocks} windowed attention calls, {len(calls)} were recorded")
-    found, (h, w), merged, remaining = [], layout.grid, 1, iter(calls)
+    windows, (h, w), merged, remaining = [], layout.grid, 1, iter(calls)
     for block in plan:
         if block is None:
             h, w, merged = (h + 1) // 2, (w + 1) // 2, 2 * merged
             continue
-        call, places = next(remaining), window_places(h, w, block)
-        if (call.batch, call.queries) != tuple(places.shape):
+        call, token_indices = next(remaining), window_places(h, w, block)
+        if (call.batch, call.queries) != tuple(token_indices.shape):
             raise ValueError(
                 f"{call.module} attended in {call.batch} windows of {call.queries} tokens, but a "
-                f"grid of {h}x{w} has {len(places)} of {places.shape[1]}: give the layout of the "
-                "first layer's patches"
+                f"grid of {h}x{w} has {len(token_indices)} of {token_indices.shape[1]}: give the "
+                "layout of the first layer's patches"
             )
-        found.append(
+        windows.append(
             LayerWindows(
                 *(call, (h, w), merged, block.window, _shift(h, w, block)),
-                *(places, window_regions(h, w, block)),
+                *(token_indices, window_regions(h, w, block)),
             )
         )
-    return found
+    return windows
 
 
 def swin_plan(network: nn.Module) -> list[SwinBlock | None] | None:

@@ -82,7 +82,7 @@ class Step:
 
 
 class TracedRun:
-    """What was followed, call by call of attention; origins are those of `tokens/trace/origins.py`.
+    """The attention calls of a traced run; origins are those of `tokens/trace/origins.py`.
 
     read: the origins of the logits. used: the calls that the logits depend on. For each of them,
     after `read_steps`: queries, keys, outputs, the origins in each window; aliases: outputs of a
@@ -109,12 +109,12 @@ class TracedRun:
         self.tracer, self.calls, self.norms = tracer, calls, norms
         self.origins: Origins = tracer.origins
         self.owner: dict[int, int] = {}
-        for at, call in tracer.calls.items():
-            if at < len(calls):
-                self.owner |= dict.fromkeys(call.outputs.flatten().tolist(), at)
+        for index, call in tracer.calls.items():
+            if index < len(calls):
+                self.owner |= dict.fromkeys(call.outputs.flatten().tolist(), index)
         added = (self.origins.residual & ~self.origins.output).nonzero()[:, 0].tolist()
         queries = self.origins.query.tolist() if added else []
-        beside = [each for one in added for each in self.origins.branches(one, queries)]
+        beside = [each for origin in added for each in self.origins.branches(origin, queries)]
         self.origins.residual[beside] = True  # of branches side by side
         logits = only_tensor(out)
         self.read: list[int] | None = None
@@ -123,7 +123,7 @@ class TracedRun:
             self.read = self._distinct(tracer.origins_of(logits)[0])
             results = [logits]
         reached = [self._distinct(tracer.origins_of(x)) for x in results]
-        self.used, self.reaching = self.before({one for ids in reached for one in ids})
+        self.used, self.reaching = self.before({origin for ids in reached for origin in ids})
         self.steps: list[Step] = []
         self.aliases: dict[int, int] = {}  # outputs of a head in the batch: those of the first
         self.queries: dict[int, list[list[int]]] = {}
@@ -140,25 +140,27 @@ class TracedRun:
 
         Raises UnknownPathError for a call whose batch is not understood.
         """
-        for at in range(len(self.calls)):
-            self.steps.append(self._step(at))
+        for index in range(len(self.calls)):
+            self.steps.append(self._step(index))
 
     def unread(self) -> list[Step]:
         """List the calls that `read_steps` did not come to."""
         return [
-            Step(call.module, call.shape, used=at in self.used)
-            for at, call in enumerate(self.calls)
-            if at >= len(self.steps)
+            Step(call.module, call.shape, used=index in self.used)
+            for index, call in enumerate(self.calls)
+            if index >= len(self.steps)
         ]
 
     def _distinct(self, ids: Tensor) -> list[int]:
-        return [one for one in ids.flatten().unique().tolist() if one]
+        return [origin for origin in ids.flatten().unique().tolist() if origin]
 
     def before(self, ids: Iterable[int]) -> tuple[set[int], Tensor]:
         """Find the attention calls whose output reaches these origins, and all origins that do."""
-        calls = {at: call for at, call in self.tracer.calls.items() if at < len(self.calls)}
-        found = self.origins.behind(ids, calls.values())
-        return {at for at, call in calls.items() if found[call.outputs].any()}, found
+        calls = {
+            index: call for index, call in self.tracer.calls.items() if index < len(self.calls)
+        }
+        reaching = self.origins.behind(ids, calls.values())
+        return {index for index, call in calls.items() if reaching[call.outputs].any()}, reaching
 
     def beside(self, ids: Iterable[int]) -> Tensor:
         """Find the origins that reach these through no attention weights: (origins,) bool.
@@ -174,13 +176,13 @@ class TracedRun:
                 added_to.append(CallOrigins(tokens, tokens, outputs[None]))
         return self.origins.behind(ids, added_to)
 
-    def _step(self, at: int) -> Step:
+    def _step(self, index: int) -> Step:
         """Find what the batch of a call is made of: images, and windows or heads of each."""
-        call, traced = self.calls[at], self.tracer.calls.get(at)
-        if at not in self.used:
+        call, traced = self.calls[index], self.tracer.calls.get(index)
+        if index not in self.used:
             return Step(call.module, call.shape, used=False)
         assert traced is not None
-        name = self.name(at)
+        name = self.name(index)
         every = torch.cat([traced.queries, traced.keys], 1)
         inside = self.origins.box[every][..., 4:].amax(1) >= 0  # lead, image
         if inside.all(1).any():
@@ -219,8 +221,8 @@ class TracedRun:
             keys, queries = keys.clone(), queries.clone()
             keys[constant] = fresh
             queries[constant & (queries == 0)] = fresh[(queries == 0)[constant]]
-        self.keys[at], self.queries[at] = keys.tolist(), queries.tolist()
-        self.outputs[at] = outputs.tolist()
+        self.keys[index], self.queries[index] = keys.tolist(), queries.tolist()
+        self.outputs[index] = outputs.tolist()
         _, of_heads, i, j = call.shape
         turns = tuple(order.flatten().tolist())
         as_they_are = turns == tuple(range(len(turns)))
@@ -229,9 +231,9 @@ class TracedRun:
             None if as_they_are else turns,
         )  # fmt: skip
 
-    def name(self, at: int) -> str:
-        """Name a call, for a message."""
-        return f"attention call {at} ({self.calls[at].module or 'of the network itself'})"
+    def name(self, index: int) -> str:
+        """Name a call in an error message."""
+        return f"attention call {index} ({self.calls[index].module or 'of the network itself'})"
 
 
 def windows_of(rows: Tensor) -> Tensor:
@@ -256,7 +258,7 @@ def first_heads(outputs: Tensor) -> dict[int, int]:
     """Map the outputs (window head i) of each head but the first to the first head's."""
     first = outputs[:, :1].expand_as(outputs)
     pairs = zip(outputs.flatten().tolist(), first.flatten().tolist(), strict=True)
-    return {one: own for one, own in pairs if one != own}
+    return {output: own for output, own in pairs if output != own}
 
 
 def follow(
@@ -319,10 +321,10 @@ def refused_in_words() -> Iterator[None]:
     try:
         yield
     except NotImplementedError as error:
-        found = re.search(r"HigherOrderOperator (\w+)", str(error))
-        if found is None:
+        operator = re.search(r"HigherOrderOperator (\w+)", str(error))
+        if operator is None:
             raise
         raise RecordError(
-            f"it runs torch's {found[1]}, which hides its weights: if it offers a choice, choose "
-            "torch's scaled_dot_product_attention; or use GradCAM"
+            f"it runs torch's {operator[1]}, which hides its weights: if it offers a choice, "
+            "choose torch's scaled_dot_product_attention; or use GradCAM"
         ) from error

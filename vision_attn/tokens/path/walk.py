@@ -56,11 +56,11 @@ class State:
     """The tokens between two calls, and what the walk has written so far.
 
     Attributes:
-        index: The place of each origin among the tokens.
+        index: The index of each origin among the tokens.
         sources: The origins of the tokens ahead of the first link.
         streams: Of each of them 0, or 1 if it joined after a link was written.
         replaced_by: The call that has replaced an origin.
-        former_index: Where that origin stood, as long as places do not change.
+        former_index: The index that it had, as long as the indices of tokens do not change.
         link_of: The index of a call's link.
         copied: Whether calls lie side by side.
 
@@ -93,7 +93,7 @@ class State:
 
 @dataclass(frozen=True)
 class Walk:
-    """What a walk comes to: links, and the tokens ahead of them and after them.
+    """The result of a walk: links, and the tokens ahead of them and after them.
 
     Attributes:
         sources: The origins of the tokens ahead of the first link.
@@ -137,7 +137,7 @@ class Walk:
 
     @property
     def ranks(self) -> list[int]:
-        """Where each source stands in the order in which the calls name the origins."""
+        """The rank of each source in the order in which the calls name the origins."""
         return [self.route.rank[origin] for origin in self.sources]
 
     def with_united_streams(self) -> "Walk | None":
@@ -151,27 +151,29 @@ class Walk:
         spots = [(*box, *centre) for box, centre in zip(boxes, centres, strict=True)]
         streams = list(zip(spots, self.streams, strict=True))
         index = {
-            spot: at for at, (spot, stream) in enumerate(streams) if not stream and spot[2] >= 0
+            spot: source
+            for source, (spot, stream) in enumerate(streams)
+            if not stream and spot[2] >= 0
         }
-        kept: list[int] = []
+        distinct: list[int] = []
         united: list[int] = []  # for each source, the one that it is one token with
-        for at, (spot, stream) in enumerate(streams):
+        for source, (spot, stream) in enumerate(streams):
             if stream and spot in index:
                 united.append(index[spot])
             else:
-                united.append(len(kept))
-                kept.append(at)
-        if len(kept) == len(sources):
+                united.append(len(distinct))
+                distinct.append(source)
+        if len(distinct) == len(sources):
             return None
         link = Regroup(
-            self.links[0].layer, len(kept), torch.arange(len(united), device="cpu"),
+            self.links[0].layer, len(distinct), torch.arange(len(united), device="cpu"),
             indices(united), ones(len(united)),
         )  # fmt: skip
         return replace(
             self,
             links=[link, *self.links],
-            sources=[sources[at] for at in kept],
-            streams=[self.streams[at] for at in kept],
+            sources=[sources[source] for source in distinct],
+            streams=[self.streams[source] for source in distinct],
         )
 
 
@@ -214,9 +216,11 @@ def join_tokens(route: Route, state: State, layer: int, call: int) -> State:
     unknown = [origin for origin in unknown if origin not in state.index]
     if not route.mixes(layer):
         refuse_shared_parts(route, state, call, unknown[:2])
-    known: dict[int, Parts] = {}
-    state, composed = rename_tokens(route, state, call, unknown, known)
-    return regroup_tokens(route, state, layer, call, composed, known) if composed else state
+    parts_by_origin: dict[int, Parts] = {}
+    state, composed = rename_tokens(route, state, call, unknown, parts_by_origin)
+    if not composed:
+        return state
+    return regroup_tokens(route, state, layer, call, composed, parts_by_origin)
 
 
 def sources_among(route: Route, state: State, unknown: Sequence[int]) -> list[int]:
@@ -259,7 +263,7 @@ def add_sources(state: State, sources: Sequence[int]) -> State:
 
 
 def widened(links: Sequence[Attention | Regroup], more: int) -> list[Attention | Regroup]:
-    """Let so many tokens pass by links, after the others."""
+    """Let `more` tokens pass links unchanged, after the others."""
     if any(isinstance(link, Attention) and link.new is not None for link in links):
         raise UnknownPathError("tokens join after others were pooled")
     return [link.widened(more) for link in links]
@@ -273,16 +277,16 @@ def copy_tokens(state: State, layer: int, replaced: Sequence[int]) -> State:
     """
     since = min(state.link_of[state.replaced_by[origin]] for origin in replaced)
     count = len(state.tokens)
-    made = torch.arange(count + len(replaced), device="cpu")
+    outputs = torch.arange(count + len(replaced), device="cpu")
     copied = indices([state.former_index[origin] for origin in replaced])
     link = Regroup(
-        state.links[since].layer, count, made, torch.cat([made[:count], copied]), ones(len(made)),
-        copies=True,
+        state.links[since].layer, count, outputs, torch.cat([outputs[:count], copied]),
+        ones(len(outputs)), copies=True,
     )  # fmt: skip
     return replace(
         state.appended(replaced),
         links=[*state.links[:since], link, *widened(state.links[since:], len(replaced))],
-        link_of={call: at + (at >= since) for call, at in state.link_of.items()},
+        link_of={call: position + (position >= since) for call, position in state.link_of.items()},
         former_index=without(state.former_index, replaced),
         copied=True,
     )
@@ -316,21 +320,25 @@ def mixtures(route: Route, call: int, count: int) -> UnknownPathError:
 
 
 def rename_tokens(
-    route: Route, state: State, call: int, composed: Sequence[int], known: dict[int, Parts]
+    route: Route,
+    state: State,
+    call: int,
+    composed: Sequence[int],
+    parts_by_origin: dict[int, Parts],
 ) -> tuple[State, list[int]]:
     """Let origins that are one token each, its heads joined, keep its place; list the others."""
     others, wanted = [], set(composed)
     tokens, index = list(state.tokens), dict(state.index)
     renamed = replace(state, tokens=tokens, index=index)
     for origin in composed:
-        (at, part), *more = parts_of(route, renamed, origin, call, known).items()
-        token = tokens[at]
+        (position, part), *more = parts_of(route, renamed, origin, call, parts_by_origin).items()
+        token = tokens[position]
         gone = token.origin not in wanted and not route.lives_until(token.origin, call)
         if more or part < 1 or not gone:
             others.append(origin)
             continue
         del index[token.origin]
-        index[origin], tokens[at] = at, Token(origin, token.root)
+        index[origin], tokens[position] = position, Token(origin, token.root)
     return renamed, others
 
 
@@ -340,46 +348,52 @@ def regroup_tokens(
     layer: int,
     call: int,
     composed: Sequence[int],
-    known: dict[int, Parts],
+    parts_by_origin: dict[int, Parts],
 ) -> State:
     """Make tokens of others between two calls; those that are read again wait ahead of them."""
-    waiting = [at for at, token in enumerate(state.tokens) if route.lives_until(token.origin, call)]
+    waiting = [
+        position
+        for position, token in enumerate(state.tokens)
+        if route.lives_until(token.origin, call)
+    ]
     uses: Counter[int] = Counter()
     for origin in composed:
-        parts = parts_of(route, state, origin, call, known)
+        parts = parts_of(route, state, origin, call, parts_by_origin)
         uses.update(parts.keys())
-        if not route.mixes(layer) and any(uses[at] > 1 for at in parts):
+        if not route.mixes(layer) and any(uses[position] > 1 for position in parts):
             raise mixtures(route, call, len(parts))
-    made = route.by_centre(sorted(composed))
-    pairs = [(new, at, 1.0) for new, at in enumerate(waiting)]
-    for new, origin in enumerate(made, start=len(waiting)):
-        pairs += [(new, at, part) for at, part in known[origin].items()]
+    new_origins = route.by_centre(sorted(composed))
+    pairs = [(new, position, 1.0) for new, position in enumerate(waiting)]
+    for new, origin in enumerate(new_origins, start=len(waiting)):
+        pairs += [(new, position, part) for position, part in parts_by_origin[origin].items()]
     after, ahead, shares = zip(*pairs, strict=True)
     part = torch.tensor(shares, dtype=torch.float64, device="cpu")
     link = Regroup(max(0, layer - 1), len(state.tokens), indices(after), indices(ahead), part)
-    tokens = [state.tokens[at] for at in waiting] + [Token(origin, origin) for origin in made]
+    tokens = [state.tokens[position] for position in waiting] + [
+        Token(origin, origin) for origin in new_origins
+    ]
     return replace(
         state, tokens=tokens, index=index_of(tokens), links=[*state.links, link], former_index={}
     )
 
 
 def parts_of(
-    route: Route, state: State, origin: int, call: int | None, known: dict[int, Parts]
+    route: Route, state: State, origin: int, call: int | None, parts_by_origin: dict[int, Parts]
 ) -> Parts:
     """Find the tokens that an origin is made of, for a call or the classifier (None).
 
-    known: those of the origins that were asked for earlier, and then of this one. Raises
+    parts_by_origin: those that were found earlier; this origin's are added. Raises
     UnknownPathError for what is not made of tokens alone.
     """
-    if origin not in known:
-        known[origin] = composition_of(route, state, origin, call, known)
-    return known[origin]
+    if origin not in parts_by_origin:
+        parts_by_origin[origin] = composition_of(route, state, origin, call, parts_by_origin)
+    return parts_by_origin[origin]
 
 
 def composition_of(
-    route: Route, state: State, origin: int, call: int | None, known: dict[int, Parts]
+    route: Route, state: State, origin: int, call: int | None, parts_by_origin: dict[int, Parts]
 ) -> Parts:
-    """What `parts_of` finds for an origin that is not known."""
+    """Find the tokens of an origin that `parts_of` has not met yet."""
     origin = route.run.aliases.get(origin, origin)
     if origin in state.index:
         return {state.index[origin]: 1.0}
@@ -401,12 +415,12 @@ def composition_of(
             "before it",
             mixed=call,
         )
-    found = [parts_of(route, state, member, call, known) for member in members]
-    found = [parts for parts in found if parts]
+    of_members = [parts_of(route, state, member, call, parts_by_origin) for member in members]
+    of_members = [parts for parts in of_members if parts]
     total: Parts = {}
-    for parts in found:
-        for at, part in parts.items():
-            total[at] = total.get(at, 0) + part / len(found)
+    for parts in of_members:
+        for position, part in parts.items():
+            total[position] = total.get(position, 0) + part / len(of_members)
     return total
 
 
@@ -481,18 +495,18 @@ def replace_queries(route: Route, state: State, call: int, link: Attention) -> S
     """Let the outputs of a call be the tokens that its queries were."""
     outputs = [origin for row in route.run.outputs[call] for origin in row]
     pairs = [
-        (at, output)
-        for at, output in zip(link.queries.flatten().tolist(), outputs, strict=True)
-        if at < link.before
+        (position, output)
+        for position, output in zip(link.queries.flatten().tolist(), outputs, strict=True)
+        if position < link.before
     ]
-    if len({at for at, _ in pairs}) != len(pairs):
+    if len({position for position, _ in pairs}) != len(pairs):
         raise UnknownPathError(
             f"{route.run.name(call)} has one token as a query in several windows"
         )
     tokens = list(state.tokens)
-    for at, output in pairs:
-        tokens[at] = Token(output, tokens[at].root)
-    changed = {state.tokens[at].origin: at for at, _ in pairs}
+    for position, output in pairs:
+        tokens[position] = Token(output, tokens[position].root)
+    changed = {state.tokens[position].origin: position for position, _ in pairs}
     return replace(
         state,
         tokens=tokens,
@@ -535,15 +549,15 @@ def read_logits(route: Route, state: State) -> tuple[Tensor | None, frozenset[st
     run, origins = route.run, route.origins
     if run.read is None:
         return None, frozenset(), False
-    known: dict[int, Parts] = {}
-    of_logits = [parts_of(route, state, origin, None, known) for origin in run.read]
+    parts_by_origin: dict[int, Parts] = {}
+    of_logits = [parts_of(route, state, origin, None, parts_by_origin) for origin in run.read]
     reads = torch.zeros(len(state.tokens), dtype=torch.float64, device="cpu")
     for parts in of_logits:
-        for at, part in parts.items():
-            reads[at] += part / len(of_logits)
+        for position, part in parts.items():
+            reads[position] += part / len(of_logits)
     if not reads.any():
         raise UnknownPathError("the classifier reads no token of the attention calls")
-    composed = {run.aliases.get(origin, origin) for origin in known} - state.index.keys()
+    composed = {run.aliases.get(origin, origin) for origin in parts_by_origin} - state.index.keys()
     bypassing = {origin for origin in composed if passes_by(route, state, origin)}
     bypassed = any(
         origins.call[origin] >= 0 or bool(origins.box[origin, 2] >= 0) for origin in bypassing
@@ -588,14 +602,14 @@ def order_by_call(
     if not grown:
         return order
     keys = route.run.keys[call]
-    found = route.by_centre(sources)
+    as_taken = route.by_centre(sources)
     if len(keys) == 1:
-        found = [state.tokens[state.index[origin]].root for origin in keys[0] if origin]
-        if sorted(found) != sorted(sources):
+        as_taken = [state.tokens[state.index[origin]].root for origin in keys[0] if origin]
+        if sorted(as_taken) != sorted(sources):
             return order
     elif layer > 0:
         return order
-    return found if found != sources else order
+    return as_taken if as_taken != sources else order
 
 
 def order_by_rows(route: Route, state: State) -> list[int] | None:
@@ -609,8 +623,8 @@ def order_by_rows(route: Route, state: State) -> list[int] | None:
 
 
 def index_of(tokens: Sequence[Token]) -> dict[int, int]:
-    """Find the place of each origin among tokens."""
-    return {token.origin: at for at, token in enumerate(tokens)}
+    """Map the origin of each token to its index."""
+    return {token.origin: position for position, token in enumerate(tokens)}
 
 
 def without(numbers: Mapping[int, int], keys: Sequence[int]) -> dict[int, int]:
@@ -625,5 +639,5 @@ def indices(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
 
 
 def ones(count: int) -> Tensor:
-    """The parts of tokens that pass whole."""
+    """Parts of 1 for tokens that pass whole."""
     return torch.ones(count, dtype=torch.float64, device="cpu")

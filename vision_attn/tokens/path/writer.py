@@ -82,10 +82,10 @@ class ChainWriter:
         for link in attentions:
             if link.new is None:
                 continue
-            at = self.used[link.layer]
-            if not any(one for row in self.run.queries[at] for one in row):
+            call = self.used[link.layer]
+            if not any(origin for row in self.run.queries[call] for origin in row):
                 raise UnknownPathError(
-                    f"the queries of {self.run.name(at)} are no tokens, and its outputs are "
+                    f"the queries of {self.run.name(call)} are no tokens, and its outputs are "
                     "multiplied by other tokens: linear attention, or attention over channels"
                 )
         last = attentions[-1]
@@ -108,14 +108,14 @@ class ChainWriter:
     def _write_end(self, reason: UnknownPathError) -> None:
         """Write the longest chain of the last calls; reason: why there is none of all."""
         calls, begin, why = self.used, len(self.used), reason
-        for at in range(len(calls) - 1, -1, -1):
-            self.used, self.begins = calls[at:], (calls[at], "")
+        for position in range(len(calls) - 1, -1, -1):
+            self.used, self.begins = calls[position:], (calls[position], "")
             try:
                 self._write_chain()
             except UnknownPathError as error:
                 why = error
                 break
-            begin = at
+            begin = position
         if begin == len(calls):
             begin, why, self.averages = len(calls) - 1, reason, True
         self.used, self.begins = calls[begin:], (calls[begin], str(why))
@@ -136,23 +136,23 @@ class ChainWriter:
     @property
     def caveats(self) -> list[str]:
         """What the run does not prove of the chain, or the map does not show, in sentences."""
-        found = []
+        sentences = []
         if self.averages:
-            found.append(
+            sentences.append(
                 "the keys of the first call shown are mixtures of tokens that lie close together, "
                 "by a convolution say: a map counts each as the mean of the tokens it is made of"
             )
         if self.walk.bypassed:
-            found.append(
+            sentences.append(
                 "the classifier also reads what went past the attention calls shown, which is not "
                 "in a map"
             )
         if self.aside:
-            found.append(
+            sentences.append(
                 "the tokens lie on several grids: a map shows the finest, and counts the tokens of "
                 f"the others ({len(self.aside)}) among those beside the image"
             )
-        return found
+        return sentences
 
     @property
     def unread(self) -> str | None:
@@ -166,25 +166,25 @@ class ChainWriter:
         )
 
     def _on_one_grid(self) -> bool:
-        shown = [one for one in self.walk.patches if one not in set(self.aside)]
+        shown = [origin for origin in self.walk.patches if origin not in set(self.aside)]
         return self.walk.route.lie_on_a_grid(shown)
 
     def _choose_grid(self) -> None:
         """Show the finest of several grids on which the first tokens lie, each a call's."""
         since: dict[int, int] = {}
-        for at in self.used:
-            for row in self.run.keys[at] + self.run.queries[at]:
-                since = dict.fromkeys(row, at) | since
+        for call in self.used:
+            for row in self.run.keys[call] + self.run.queries[call]:
+                since = dict.fromkeys(row, call) | since
         grids: dict[int | None, list[int]] = {}
-        for one in self.walk.patches:
-            grids.setdefault(since.get(one), []).append(one)
+        for origin in self.walk.patches:
+            grids.setdefault(since.get(origin), []).append(origin)
         by_rows = [self.walk.route.in_rows(grid) for grid in grids.values()]
-        known = [grid for grid in by_rows if self.walk.route.lie_on_a_grid(grid)]
-        if len(grids) < 2 or not known:
+        regular = [grid for grid in by_rows if self.walk.route.lie_on_a_grid(grid)]
+        if len(grids) < 2 or not regular:
             return
-        shown = max(known, key=len)
+        shown = max(regular, key=len)
         patches = set(self.walk.patches)
-        beside = [one for one in self.walk.sources if one not in patches]
-        aside = [one for one in self.walk.patches if one not in set(shown)]
+        beside = [origin for origin in self.walk.sources if origin not in patches]
+        aside = [origin for origin in self.walk.patches if origin not in set(shown)]
         self._walk([*beside, *shown, *aside])
         self.aside = aside

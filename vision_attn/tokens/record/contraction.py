@@ -50,9 +50,9 @@ class Contraction(NamedTuple):
             [
                 letter
                 for letter in word
-                if tuple(letter in one for one in (weights, v, out)) == found
+                if tuple(letter in axes for axes in (weights, v, out)) == pattern
             ]
-            for word, found in (
+            for word, pattern in (
                 (weights, (True, False, True)),
                 (weights, (True, True, False)),
                 (v, (False, True, True)),
@@ -60,15 +60,15 @@ class Contraction(NamedTuple):
         )
         lead = [letter for letter in out if letter in weights and letter in v]
         rows, columns = [*lead, *queries, *keys], [*lead, *keys, *width]
-        made = [*lead, *queries, *width]
+        context = [*lead, *queries, *width]
         fits = len(queries) == len(keys) == len(width) == 1 and len(lead) > 0
-        wholes = zip((rows, columns, made), (weights, v, out), strict=True)
+        wholes = zip((rows, columns, context), (weights, v, out), strict=True)
         if not fits or any(sorted(order) != sorted(word) for order, word in wholes):
             return None  # a letter twice, or a sum over one operand alone
         return cls(
             tuple(map(weights.index, rows)),
             tuple(map(v.index, columns)),
-            tuple(map(made.index, out)),
+            tuple(map(context.index, out)),
         )
 
 

@@ -58,7 +58,7 @@ class CallEdit(ABC):
     def context(
         self, context: Float[Tensor, "b head i e"], v: Float[Tensor, "b vhead j e"], seen: Seen
     ) -> Float[Tensor, "b head i e"]:
-        """Return what stands in the place of the call's output."""
+        """Return what replaces the call's output."""
 
 
 class CallEditor(ABC):
@@ -77,7 +77,7 @@ class CallEditor(ABC):
 
 @contextmanager
 def editing(editor: CallEditor) -> Iterator[None]:
-    """Have an editor asked of every attention call of this thread while this is open."""
+    """Let an editor change every attention call of this thread while this is open."""
     editors = _THREAD.__dict__.setdefault("editors", [])
     editors.append(editor)
     try:
@@ -88,7 +88,7 @@ def editing(editor: CallEditor) -> Iterator[None]:
 
 @contextmanager
 def unedited() -> Iterator[None]:
-    """Run networks as they are, in this thread: for what is found out once and then remembered."""
+    """Run networks without edits in this thread, for results that are cached."""
     before = suspended()
     _THREAD.off = True
     try:
@@ -114,8 +114,8 @@ def edits_of_call() -> Iterator[Sequence[CallEdit]]:
         return
     _THREAD.busy = True
     try:
-        found = [editor.next_edit() for editor in editors]
-        yield [edit for edit in found if edit is not None]
+        edits = [editor.next_edit() for editor in editors]
+        yield [edit for edit in edits if edit is not None]
     finally:
         _THREAD.busy = False
 

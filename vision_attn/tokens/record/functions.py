@@ -202,7 +202,7 @@ class CallMode(TorchFunctionMode):
         return out, weights if args[0].ndim == 3 else weights.squeeze(0)
 
     def _track(self, func: Callable[..., Any], args: tuple[Any, ...], out: Tensor) -> bool:
-        """Take weights that were only moved, scaled or mixed for weights still."""
+        """Keep track of weights through views, scales and mixtures of heads."""
         outputs = self.softmax_outputs
         for arg in args:
             if isinstance(arg, Tensor) and arg in outputs and arg.numel() == out.numel():
@@ -251,7 +251,7 @@ class CallMode(TorchFunctionMode):
         return self._weigh(Factors(weights.unsqueeze(1), v, order)).squeeze(1)
 
     def _are_weights(self, factors: Factors, func: Callable[..., Any]) -> bool:
-        """Whether they sum to 1 over the keys, as a softmax does over its last axis."""
+        """Whether values are attention weights: they sum to 1 over the keys."""
         x, keys = factors.weights, factors.order.weights[-1]
         scores = self.softmax_outputs[x]
         softmax = scores is not UNTURNED and scores is not UNSUMMED
@@ -260,7 +260,7 @@ class CallMode(TorchFunctionMode):
     def _finished(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor | None:
-        """The context, where this call ends an attention that others began; None where not."""
+        """The context, if this call is the last step of an attention; None: it is not."""
         if func in DIVISION - IN_PLACE and len(args) > 1 and isinstance(args[1], Tensor):
             factors = self.undivided.get(args[0])
             if factors is None:
@@ -275,8 +275,8 @@ class CallMode(TorchFunctionMode):
             weights, v = self.unsummed[args[0]]
             dim: Any = _dim(args, kwargs)
             context = self._summed(weights, v, dim)
-            kept = kwargs.get("keepdim", len(args) > 2 and args[2])
-            return context if context is None or kept else context.squeeze(dim)
+            keeps_axis = kwargs.get("keepdim", len(args) > 2 and args[2])
+            return context if context is None or keeps_axis else context.squeeze(dim)
         return None
 
     def _summed(self, weights: Tensor, v: Tensor, dim: Any) -> Tensor | None:
@@ -302,8 +302,8 @@ class CallMode(TorchFunctionMode):
         assert order is not None
         a, b = a.reshape(rows), b.reshape(*rows[:-2], shape[keys], -1)
         context = self._weigh(Factors(a, b, order))
-        made = [*lead, *(queries or [ndim]), *width]
-        moved = context.permute([made.index(axis) for axis in sorted(made)])
+        axes = [*lead, *(queries or [ndim]), *width]
+        moved = context.permute([axes.index(axis) for axis in sorted(axes)])
         return moved.reshape([1 if axis == keys else size for axis, size in enumerate(shape)])
 
     def _weigh(self, factors: Factors, scores: Tensor | None = None) -> Tensor:

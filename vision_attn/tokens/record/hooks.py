@@ -205,7 +205,7 @@ class ModuleHooks:
 
 
 def is_softmax_of_products(module: nn.Module) -> bool:
-    """Whether it is our own attention by weights that queries and keys alone give."""
+    """Whether a module is our attention and queries and keys alone decide its weights."""
     return (
         isinstance(module, Attend)
         and isinstance(module.score, DotProduct)

@@ -80,7 +80,7 @@ class Run(NamedTuple):
 
 
 class CallLog:
-    """What the mode and the hooks share: the record, what runs now, and the kernel's last result.
+    """State shared by mode and hooks: record, running modules, the kernel's last result.
 
     A kernel's result is its log-sum-exp or, where heads were fused, the map.
 
@@ -111,7 +111,7 @@ class CallLog:
 
     @property
     def in_scope(self) -> bool:
-        """Whether what runs now is what this log was opened for."""
+        """Whether the running code belongs to the scope of this log."""
         return self.scope is current_scope()
 
     @property
@@ -140,11 +140,11 @@ class CallLog:
         return nullcontext() if self.tracer is None else self.tracer.paused()
 
     def of_graph(self, x: Tensor) -> Tensor:
-        """Take a value off the graph, or leave it there if that is wanted."""
+        """Detach a value, unless gradients are wanted."""
         return detached(x) if self.detach else x
 
     def computing(self) -> AbstractContextManager[None]:
-        """Compute what the network itself did not: with gradients if these are wanted."""
+        """Compute what the network did not compute, with gradients if these are wanted."""
         return nullcontext() if not self.detach else torch.no_grad()
 
     def forget_kernel(self) -> None:
@@ -195,7 +195,7 @@ class CallLog:
         )
 
     def _lighten_last(self) -> None:
-        """Where values are followed, keep no more of the call before than what tells its shape."""
+        """Under a tracer, keep no more of the previous call than its shape."""
         calls = self.record.calls
         if self.tracer is None or not calls:
             return

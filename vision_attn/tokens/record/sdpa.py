@@ -119,7 +119,7 @@ def short_attention(
 
 
 def _exact(x: Tensor) -> bool:
-    """Whether products of it are computed on a CPU in full float32 or float64 precision."""
+    """Whether a CPU computes products of a tensor in full float32 or float64 precision."""
     exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
     return exact and x.device.type == "cpu"
 
@@ -167,7 +167,9 @@ def multi_head_attention(
     b; returns (i b e). Masks as there: true, or minus infinity, where a key is not seen.
     """
     if unknown := [
-        name for name, given in newer.items() if given is not None and given is not False
+        name
+        for name, value_given in newer.items()
+        if value_given is not None and value_given is not False
     ]:
         raise ValueError(
             f"nn.MultiheadAttention of torch {torch.__version__} is given {', '.join(unknown)}, "
@@ -192,7 +194,10 @@ def multi_head_attention(
 
     batch, more = query.shape[1], 0
     if bias_k is not None and bias_v is not None:  # one more key and value, learned
-        k, v = (torch.cat([x, one.expand(-1, batch, -1)]) for x, one in ((k, bias_k), (v, bias_v)))
+        k, v = (
+            torch.cat([x, learned.expand(-1, batch, -1)])
+            for x, learned in ((k, bias_k), (v, bias_v))
+        )
         more += 1
     k = of_heads(k) if static_k is None else static_k.unflatten(0, (batch, num_heads))
     v = of_heads(v) if static_v is None else static_v.unflatten(0, (batch, num_heads))

@@ -65,32 +65,34 @@ def attention_weights(
     callers = [call.module for call in calls]
     chosen: Sequence[int] = range(len(calls))
     if layers is not None:
-        asked = [argument("layers", one, int | LayerLike) for one in _several(layers)]
-        chosen = sorted({at for layer in asked for at in calls_of_layer(network, callers, layer)})
-    found: dict[str, Tensor] = {}
+        wanted = [argument("layers", choice, int | LayerLike) for choice in _several(layers)]
+        chosen = sorted(
+            {index for layer in wanted for index in calls_of_layer(network, callers, layer)}
+        )
+    weights: dict[str, Tensor] = {}
     times: Counter[str] = Counter()
-    for at, call in enumerate(calls):
+    for index, call in enumerate(calls):
         times[call.module] += 1
-        if at not in chosen:
+        if index not in chosen:
             continue
         count = times[call.module]
         name = call.module if count == 1 else f"{call.module}:{count}"
-        found[name] = call.weights()[:, _indices(heads, call.heads, call.module)]
-    return found
+        weights[name] = call.weights()[:, _indices(heads, call.heads, call.module)]
+    return weights
 
 
 def _indices(heads: int | Sequence[int] | None, count: int, module: str) -> list[int] | slice:
     if heads is None:
         return slice(None)
-    asked = [argument("heads", one, int) for one in _several(heads)]
-    if not asked or not all(-count <= at < count for at in asked):
+    wanted = [argument("heads", head, int) for head in _several(heads)]
+    if not wanted or not all(-count <= head < count for head in wanted):
         raise ValueError(
             f"heads must be from {-count} to {count - 1} in {module or 'the network'}, "
             f"got {quoted(heads)}"
         )
-    return [at % count for at in asked]
+    return [head % count for head in wanted]
 
 
-def _several(given: Any) -> Sequence[Any]:
-    """What is given, as several."""
-    return given if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
+def _several(value: Any) -> Sequence[Any]:
+    """Wrap a single value in a list."""
+    return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]

@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 class ByTensor(Generic[Value]):
-    """A dictionary by the identity of tensors: torch's own takes ten times as long to ask.
+    """A dictionary by the identity of tensors, ten times as fast as torch's own.
 
     Examples:
         >>> import torch
@@ -29,14 +29,14 @@ class ByTensor(Generic[Value]):
         self._known: dict[int, tuple[ref[Tensor], Value]] = {}
 
     def get(self, x: Tensor) -> Value | None:
-        found = self._known.get(id(x))
-        return found[1] if found is not None and found[0]() is x else None
+        entry = self._known.get(id(x))
+        return entry[1] if entry is not None and entry[0]() is x else None
 
     def __setitem__(self, x: Tensor, value: Value) -> None:
-        known, at = self._known, id(x)
+        entries, key = self._known, id(x)
 
         def forget(gone: ref[Tensor]) -> None:
-            if at in known and known[at][0] is gone:
-                del known[at]
+            if key in entries and entries[key][0] is gone:
+                del entries[key]
 
-        known[at] = ref(x, forget), value
+        entries[key] = ref(x, forget), value

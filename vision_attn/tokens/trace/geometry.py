@@ -46,7 +46,7 @@ Found = tuple[ViewGeometry, ...] | None
 
 
 def geometry_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewGeometry | Found:
-    """Find what an operation gives: a tensor or a tuple; None where it has to run to tell.
+    """Find the geometry of an operation's result, a tensor or a tuple; None: it has to run.
 
     Examples:
         >>> import torch
@@ -56,8 +56,8 @@ def geometry_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Vie
     """
     name = func.name().partition(".")[0]
     if name in RULES:
-        found: ViewGeometry | Found = RULES[name](*args, **kwargs)
-        return found
+        geometry: ViewGeometry | Found = RULES[name](*args, **kwargs)
+        return geometry
     if torch.Tag.pointwise in func.tags or name in POINTWISE:
         return pointwise(args)
     return None
@@ -84,24 +84,24 @@ def whole(shape: Sequence[int], dtype: torch.dtype) -> ViewGeometry:
 
 def pointwise(args: tuple[Any, ...]) -> ViewGeometry | None:
     """One tensor of a floating type, with others of that type that broadcast to its shape."""
-    given = [x for x in args if isinstance(x, Tensor)]
-    if any(isinstance(x, list | tuple) for x in args) or not given:
+    operands = [x for x in args if isinstance(x, Tensor)]
+    if any(isinstance(x, list | tuple) for x in args) or not operands:
         return None
-    first = max(given, key=Tensor.numel)
+    first = max(operands, key=Tensor.numel)
     shape, stride = first.shape, first.stride()
     if not first.is_floating_point() or not is_dense(first):
         return None
-    for x in given:
+    for x in operands:
         small = x.ndim < first.ndim or x.numel() < first.numel()
         if x.dtype != first.dtype or (not small and (x.shape != shape or x.stride() != stride)):
             return None
-    if broadcast_shape(*[x.shape for x in given]) != shape:
+    if broadcast_shape(*[x.shape for x in operands]) != shape:
         return None
     return ViewGeometry(tuple(shape), stride, first.dtype)
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether its elements lie together, in the order of its axes or with the channels last."""
+    """Whether a tensor is contiguous, in the order of its axes or with the channels last."""
     return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))
 
 
@@ -134,20 +134,20 @@ def convolution(
     stride, padding, dilation = (
         list(each) * (2 if len(each) == 1 else 1) for each in (stride, padding, dilation)
     )
-    places = [
+    sides = [
         (n + 2 * pad - step * (side - 1) - 1) // each + 1
         for n, side, each, pad, step in zip(
             x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
         )
     ]
-    shape = (len(x), len(weight), *places)
+    shape = (len(x), len(weight), *sides)
     if min(shape) < 1:
         return None
     return laid_out(shape, x.dtype, [x, weight])
 
 
 def laid_out(shape: tuple[int, ...], dtype: torch.dtype, like: Sequence[Tensor]) -> ViewGeometry:
-    """A map (b c h w), with the channels last if that is how one of these lies, and only so."""
+    """A map (b c h w), channels last if the only layout of one of these tensors is that."""
     if any(x.is_contiguous(memory_format=CHANNELS_LAST) and not x.is_contiguous() for x in like):
         _, c, h, w = shape
         return ViewGeometry(shape, (h * w * c, 1, w * c, c), dtype)

@@ -44,7 +44,7 @@ class CallOrigins:
 
 
 class Origins:
-    """The origins of a run and what each was made of; 0 is no origin.
+    """The origins of a run and the members that each was computed from; 0 is no origin.
 
     Examples:
         >>> import torch
@@ -86,7 +86,7 @@ class Origins:
         self._known: dict[int, int] = {}  # by the hash of their members
 
     def new(self, count: int) -> Tensor:
-        """Make so many origins that have nothing in common (count,)."""
+        """Make `count` new origins without members (count,)."""
         first, self.count = self.count, self.count + count
         if self.count > len(self.query):
             more = self.count + self.count // 4 + 1024 - len(self.query)
@@ -102,8 +102,8 @@ class Origins:
         """Make an origin for each pixel (height width) of the first (0) or second image (1)."""
         ids = self.new(height * width)
         own = slice(self.count - len(ids), self.count)
-        places = (torch.arange(side, device="cpu") for side in (height, width))
-        row, column = torch.meshgrid(*places, indexing="ij")
+        indices = (torch.arange(side, device="cpu") for side in (height, width))
+        row, column = torch.meshgrid(*indices, indexing="ij")
         self.box[own, :4] = torch.stack([-row, -column, row, column], -1).flatten(0, 1)
         self.centre[own] = torch.stack([row, column], -1).flatten(0, 1).double()
         self.box[own, 4 + image] = 0
@@ -127,22 +127,22 @@ class Origins:
         return ids
 
     def members(self, origin: int) -> list[int]:
-        """List what an origin was made of: [] for a pixel, a parameter or an attention's output."""
-        at = bisect_right(self._first, origin) - 1
-        if at < 0 or origin >= self._end[at]:
+        """List the members of an origin: [] for a pixel, a parameter or an attention's output."""
+        group = bisect_right(self._first, origin) - 1
+        if group < 0 or origin >= self._end[group]:
             return []
         if origin not in self._listed:
-            row = self._members[at][origin - self._first[at]].tolist()
+            row = self._members[group][origin - self._first[group]].tolist()
             self._listed[origin] = sorted({*row} - {NOTHING})
         return self._listed[origin]
 
     def made_with(self, origin: int) -> int:
-        """Find the first of those that were made at once with an origin, which is made of older."""
-        at = bisect_right(self._first, origin) - 1
-        return origin if at < 0 or origin >= self._end[at] else self._first[at]
+        """Find the oldest origin of the same merge; all members of a merge are older than it."""
+        group = bisect_right(self._first, origin) - 1
+        return origin if group < 0 or origin >= self._end[group] else self._first[group]
 
     def branches(self, origin: int, queries: Sequence[int] | None = None) -> list[int]:
-        """List what an origin was made of, where branches were added in several steps all at once.
+        """List the members of an origin; branches that were added in several steps count as one.
 
         Branches side by side are outputs of calls at one query.
 
@@ -153,20 +153,20 @@ class Origins:
         query = self.query if queries is None else queries
         if not query[origin] > 0:
             return self.members(origin)
-        found: list[int] = []
+        origins: list[int] = []
         stack = self.members(origin)[::-1]
         while stack:
-            one = stack.pop()
-            beside = query[one] > 0 and query[one] == query[origin]
-            of = self.members(one) if beside else []
+            candidate = stack.pop()
+            beside = query[candidate] > 0 and query[candidate] == query[origin]
+            of = self.members(candidate) if beside else []
             stack += of[::-1]
-            found += [] if of else [one]
-        return list(dict.fromkeys(found))
+            origins += [] if of else [candidate]
+        return list(dict.fromkeys(origins))
 
     def behind(
         self, ids: Iterable[int], through: Iterable[CallOrigins] = (), ends: Tensor | None = None
     ) -> Tensor:
-        """Find these origins, what they were made of, what that was made of, ...: (origins,) bool.
+        """Find these origins, their members, the members of those, ...: (origins,) bool.
 
         Args:
             through: The attention calls whose outputs count as made of all their queries and keys.
@@ -180,13 +180,13 @@ class Origins:
             of = torch.cat([call.queries, call.keys], 1)
             steps.append((call.outputs.flatten()[None], of.flatten()[None]))
         steps.sort(key=lambda step: int(step[0][0, 0]), reverse=True)  # made of older ones alone
-        found = torch.zeros(self.count, dtype=torch.bool, device="cpu")
-        found[torch.tensor([*ids], dtype=torch.long, device="cpu")] = True
-        for made, of in steps:
-            reached = found[made] if ends is None else found[made] & ~ends[made]
-            found[of[reached.any(1)]] = True
-        found[NOTHING] = False
-        return found
+        marked = torch.zeros(self.count, dtype=torch.bool, device="cpu")
+        marked[torch.tensor([*ids], dtype=torch.long, device="cpu")] = True
+        for results, of in steps:
+            reached = marked[results] if ends is None else marked[results] & ~ends[results]
+            marked[of[reached.any(1)]] = True
+        marked[NOTHING] = False
+        return marked
 
     def merge(
         self, rows: Tensor, equal: bool = False, operation: str = "", adopt: bool = False
@@ -206,11 +206,11 @@ class Origins:
         query = self.query[last]
         own = (rows == query[:, None]) & (rows != NOTHING)
         alike = (rows == last[:, None]) | (rows == NOTHING) | own
-        one = alike.all(1)
-        self.residual[last[one & own.any(1)]] = True
-        if not one.all():
+        single = alike.all(1)
+        self.residual[last[single & own.any(1)]] = True
+        if not single.all():
             last = last.clone()
-            last[~one] = self._groups(rows[~one], equal, operation)
+            last[~single] = self._groups(rows[~single], equal, operation)
         return last
 
     def one_of(self, rows: Tensor) -> Tensor | None:
@@ -243,20 +243,21 @@ class Origins:
         """
         may &= ~self.residual[last] & (others != self.query[last])
         may &= (self.query[last] != NOTHING) & (others != NOTHING)
-        for one in self.call[last[may]].unique().tolist():
-            at = may & (self.call[last] == one)
-            keys = known = self.keys[one]
+        for call in self.call[last[may]].unique().tolist():
+            chosen = may & (self.call[last] == call)
+            keys = states = self.keys[call]
             for _ in range(FORMER):
                 keys = self.query[keys].unique()
-                known = torch.cat([known, keys])
-            fits = torch.isin(others[at], known)
-            pairs = zip(self.query[last[at]].tolist(), others[at].tolist(), strict=True)
+                states = torch.cat([states, keys])
+            fits = torch.isin(others[chosen], states)
+            pairs = zip(self.query[last[chosen]].tolist(), others[chosen].tolist(), strict=True)
             own = [other in self.members(query) for query, other in pairs]
             fits |= torch.tensor(own, dtype=torch.bool, device="cpu")
-            joined = torch.stack([last[at], others[at]], 1).unique(dim=0)
+            joined = torch.stack([last[chosen], others[chosen]], 1).unique(dim=0)
             each = len(joined) == len(joined[:, 0].unique())  # not one output for many tokens
-            if fits.all() and each and not torch.isin(self.query[last[at]], others[at]).all():
-                joins = list(zip(last[at].tolist(), others[at].tolist(), strict=True))
+            same = torch.isin(self.query[last[chosen]], others[chosen])
+            if fits.all() and each and not same.all():
+                joins = list(zip(last[chosen].tolist(), others[chosen].tolist(), strict=True))
                 joins += [(head, other) for out, other in joins for head in self.members(out)]
                 outs, joined = torch.tensor(joins, dtype=torch.long, device="cpu").T
                 self.query[outs], self.box[outs] = joined, self.box[joined]
@@ -278,11 +279,11 @@ class Origins:
         names = unique.tolist()
         new = [name not in self._known for name in names]
         fresh = torch.tensor(new, dtype=torch.bool, device="cpu")
-        made = self._group(rows[example[fresh]], equal, operation).tolist()
+        new_ids = self._group(rows[example[fresh]], equal, operation).tolist()
         keys = [name for name in names if name not in self._known]
-        self._known |= dict(zip(keys, made, strict=True))
-        known = [self._known[name] for name in names]
-        return torch.tensor(known, dtype=torch.long, device="cpu")[inverse]
+        self._known |= dict(zip(keys, new_ids, strict=True))
+        ids = [self._known[name] for name in names]
+        return torch.tensor(ids, dtype=torch.long, device="cpu")[inverse]
 
     def _group(self, rows: Tensor, equal: bool, operation: str) -> Tensor:
         ids = self.new(len(rows))

@@ -34,7 +34,7 @@ OWN = vars(nn.Module()).keys() - {"_parameters", "_buffers"}  # what a module ke
 
 
 class NeedsValuesError(Exception):
-    """A run asks for a value, or does what can only be followed with values.
+    """A run reads a value, or does something that cannot be followed without values.
 
     Examples:
         >>> from vision_attn.tokens.trace.shapes import NeedsValuesError
@@ -44,7 +44,7 @@ class NeedsValuesError(Exception):
 
 
 class Shapes:
-    """Give operations on blank tensors blank results: with shape and strides, and values of nobody.
+    """Give operations on blank tensors blank results: shape and strides, without values.
 
     A blank tensor lies in memory that all of them share. asked: the first operation, if any, that
     needed values: then what was run is of no use, even if the network has gone on.
@@ -69,7 +69,7 @@ class Shapes:
         self._ways: dict[Any, str] = {}  # how to run an operation
 
     def blank(self, x: Tensor) -> Tensor:
-        """Make a blank tensor that is else like this."""
+        """Make a blank tensor of the same shape, strides and dtype."""
         self.device = x.device
         return self._make(ViewGeometry.of(x))
 
@@ -78,38 +78,38 @@ class Shapes:
         return x.untyped_storage().data_ptr() in self._held
 
     def left_in(self, modules: Iterable[nn.Module]) -> bool:
-        """Whether one of these modules keeps a blank tensor, for a later run or for people."""
+        """Whether one of these modules has kept a blank tensor."""
         return any(
             self._holds([value for name, value in vars(module).items() if name not in OWN], 3)
             for module in modules
         )
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation, without values where it is given blank tensors.
+        """Run an operation, without values if an argument is blank.
 
         Raises NeedsValuesError where values would decide, or that is not known.
         """
-        given: list[Tensor] = []
-        key = [func, *described(args, given)]
+        operands: list[Tensor] = []
+        key = [func, *described(args, operands)]
         if kwargs:
-            key += described(sorted(kwargs.items()), given)
-        if not any(map(self.is_blank, given)):
+            key += described(sorted(kwargs.items()), operands)
+        if not any(map(self.is_blank, operands)):
             return self._with_values(func, args, kwargs)
         way = self._ways.get(func)
         if way is None:
             way = self._ways[func] = way_of(func)
         if way == "compute":
-            return self._without_values(func, args, kwargs, given, tuple(key))
+            return self._without_values(func, args, kwargs, operands, tuple(key))
         if way == "run":
             out = func(*args, **kwargs)
             parts = out if isinstance(out, tuple | list) else (out,)
             if all(self.is_blank(x) or not x.numel() for x in parts if isinstance(x, Tensor)):
                 return out
             raise self._need(func.name())
-        if way == "fresh" and not any(map(self.is_blank, given[1:])):
+        if way == "fresh" and not any(map(self.is_blank, operands[1:])):
             return self._with_values(func, args, kwargs)
         if way == "write":
-            return self._write(func, args, given)
+            return self._write(func, args, operands)
         raise self._need(func.name())
 
     def read(self, x: Tensor, func: Any) -> None:
@@ -131,32 +131,32 @@ class Shapes:
         func: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        given: Sequence[Tensor],
+        operands: Sequence[Tensor],
         key: Any,
     ) -> Any:
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._geometry(func, args, kwargs, given)
-        if isinstance(known, ViewGeometry):
-            return self._make(known)
-        return tuple([None if one is None else self._make(one) for one in known])
+        geometry = self._known.get(key)
+        if geometry is None:
+            geometry = self._known[key] = self._geometry(func, args, kwargs, operands)
+        if isinstance(geometry, ViewGeometry):
+            return self._make(geometry)
+        return tuple([None if part is None else self._make(part) for part in geometry])
 
     def _geometry(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[Tensor]
     ) -> Any:
-        """What an operation gives: by a rule, or by running it once for each such arguments."""
+        """Find the geometry of an operation's result: by a rule, or by a run on these arguments."""
         name = func.name().partition(".")[0]
         updates = name in BATCH_NORM and name not in FIXED_NORM and args[3] is not None and args[5]
         indexed = torch.Tag.pointwise not in func.tags and any(
-            self.is_blank(x) and not (x.is_floating_point() or x.is_complex()) for x in given[1:]
+            self.is_blank(x) and not (x.is_floating_point() or x.is_complex()) for x in operands[1:]
         )
         elsewhere = kwargs.get("device") not in (None, self.device) or any(
-            x.device != self.device for x in given if x.ndim
+            x.device != self.device for x in operands if x.ndim
         )
-        if updates or indexed or elsewhere or not all(map(is_plain, given)):
+        if updates or indexed or elsewhere or not all(map(is_plain, operands)):
             raise self._need(func.name())
-        if (found := geometry_of(func, args, kwargs)) is not None:
-            return found
+        if (geometry := geometry_of(func, args, kwargs)) is not None:
+            return geometry
         out = func(*args, **kwargs)
         parts = out if isinstance(out, tuple | list) else (out,)
         if not all(x is None or (isinstance(x, Tensor) and is_plain(x)) for x in parts):
@@ -167,8 +167,8 @@ class Shapes:
             return ViewGeometry.of(out)
         return tuple([None if x is None else ViewGeometry.of(x) for x in out])
 
-    def _write(self, func: Any, args: tuple[Any, ...], given: Sequence[Tensor]) -> Tensor:
-        """Let a tensor that is written into be blank, if it is one of the run's own."""
+    def _write(self, func: Any, args: tuple[Any, ...], operands: Sequence[Tensor]) -> Tensor:
+        """Make a tensor blank that is written into, if the run made it."""
         into: Tensor = args[0]
         address = into.untyped_storage().data_ptr()
         if address not in self._held:
@@ -205,12 +205,12 @@ class Shapes:
 
 
 def way_of(func: Any) -> str:
-    """How to run an operation on blank tensors: "ask" where values decide, or nobody knows."""
+    """Choose how to run an operation on blank tensors: "ask" if it may depend on values."""
     name = func.name().partition(".")[0]
     if name in CHOICES:
         return "run"
-    known = not any(tag in func.tags for tag in UNKNOWN) or name == "aten::index"
-    if func.namespace != "aten" or not known or name in READING or name in REPLACING:
+    understood = not any(tag in func.tags for tag in UNKNOWN) or name == "aten::index"
+    if func.namespace != "aten" or not understood or name in READING or name in REPLACING:
         return "ask"
     if name in FRESH:
         return "fresh"
@@ -227,21 +227,21 @@ def way_of(func: Any) -> str:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether shape, strides and type say all about a tensor but its values."""
+    """Whether shape, strides and dtype describe a tensor, apart from its values."""
     lazy = x.is_quantized or x.is_conj() or x.is_neg()
     return type(x) in PLAIN and x.layout is torch.strided and not lazy
 
 
-def described(args: Iterable[Any], given: list[Tensor]) -> list[Any]:
-    """Describe arguments by what a result's shape depends on; tensors among them go to `given`."""
+def described(args: Iterable[Any], operands: list[Tensor]) -> list[Any]:
+    """Describe arguments by what a result's shape depends on; append tensors to `operands`."""
     key: list[Any] = []
-    for one in args:
-        if isinstance(one, Tensor):
-            given.append(one)
-            key += (one.dtype, one.shape, one.stride())
-        elif isinstance(one, list | tuple):
-            key.append(len(one))
-            key += described(one, given)
+    for argument in args:
+        if isinstance(argument, Tensor):
+            operands.append(argument)
+            key += (argument.dtype, argument.shape, argument.stride())
+        elif isinstance(argument, list | tuple):
+            key.append(len(argument))
+            key += described(argument, operands)
         else:
-            key += (type(one), one)
+            key += (type(argument), argument)
     return key

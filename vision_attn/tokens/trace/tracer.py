@@ -51,7 +51,7 @@ LARGE = 2**14  # places of a map beyond which only the nearest counts where it c
 
 
 class Label(NamedTuple):
-    """The origins of a tensor's elements, in its shape; of a product of two, those of each."""
+    """The origins of a tensor's elements, in its shape; of a product, those of both factors."""
 
     ids: Tensor
     columns: Tensor | None = None
@@ -61,7 +61,7 @@ class Label(NamedTuple):
 
 
 class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a private name alone
-    """Label what every operation gives while this is on.
+    """Label the result of every operation while this mode is on.
 
     Examples:
         >>> import torch
@@ -95,7 +95,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         return images
 
     def origins_of(self, x: Tensor) -> Tensor:
-        """The origin of each element, on the CPU: zeros for what depends on no image or token."""
+        """The origin of each element, on the CPU; 0: it depends on no image or token."""
         label = self._get(x)
         return (
             torch.zeros(1, dtype=torch.long, device="cpu").expand(x.shape)
@@ -105,7 +105,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Label nothing while this is open: `attended` labels what comes of it."""
+        """Label nothing while this is open; `attended` labels the result afterwards."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -121,7 +121,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         weights: Tensor | None = None,
         turned: bool = False,
     ) -> None:
-        """Label the output of an attention call, which its own operations have mixed.
+        """Label the output of an attention call, one origin a query.
 
         Args:
             v: (lead head j e).
@@ -191,10 +191,10 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         labelled = [self._get(x) for x in tensors(args)]
         out = func(*args, **kwargs) if shapes is None else shapes.run(func, args, kwargs)
         name = func.name().partition(".")[0]
-        known = any(label is not None for label in labelled)
-        if torch.Tag.nondeterministic_seeded in func.tags and (name in FRESH or not known):
+        any_labelled = any(label is not None for label in labelled)
+        if torch.Tag.nondeterministic_seeded in func.tags and (name in FRESH or not any_labelled):
             self._random = True
-        if not known or not tensors([out]):
+        if not any_labelled or not tensors([out]):
             return out
         inplace = name.endswith("_") and not name.endswith("__")
         name = name.removesuffix("_") if inplace else name
@@ -266,8 +266,8 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
                 return pair
             return self._pointwise([self._get(x) for x in tensors(args)], shape)
         if name in PRODUCT:
-            at = PRODUCT[name]
-            return self._product(args[at], args[at + 1], out)
+            left = PRODUCT[name]
+            return self._product(args[left], args[left + 1], out)
         if name in LINEAR and first is not None and not self._of_run(args[1]):
             return first.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]).expand(shape))
         if name in SOFTMAX and first is not None:
@@ -333,7 +333,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         return [Label(*each) for each in zip(moved, columns, strict=True)]
 
     def _cat(self, parts: Sequence[Tensor], dim: int = 0) -> Label:
-        """Label what is joined; parameters that join tokens are tokens of their own."""
+        """Label a concatenation; parameters that join tokens become tokens with own origins."""
         ids = []
         for part in parts:
             ndim = part.ndim
@@ -349,13 +349,13 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         return Label(tight(torch.cat(ids, dim)))
 
     def _pointwise(self, labels: Sequence[Label | None], shape: Sequence[int]) -> Label:
-        known = [label for label in labels if label is not None]
-        pairs = [label for label in known if label.columns is not None]
+        present = [label for label in labels if label is not None]
+        pairs = [label for label in present if label.columns is not None]
         if not pairs:
-            return Label(self._whole(self._together([label.ids for label in known], shape)))
+            return Label(self._whole(self._together([label.ids for label in present], shape)))
         columns = [label.columns for label in pairs if label.columns is not None]
         return Label(
-            self._together([label.ids for label in known], shape), self._together(columns, shape)
+            self._together([label.ids for label in present], shape), self._together(columns, shape)
         )
 
     def _folded(self, func: Any, label: Label, args: tuple[Any, ...], out: Tensor) -> Label:
@@ -363,7 +363,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         ids = self.one(label)
         if list(args[2]) == list(args[5]) and not any(args[4]):  # kernel, stride, padding
             return Label(tight(func(ids.double().contiguous(), *args[1:]).long()))
-        own = [self._all(compact(ids[at]), "col2im") for at in range(len(ids))]
+        own = [self._all(compact(ids[image]), "col2im") for image in range(len(ids))]
         return Label(torch.cat(own).view(-1, 1, 1, 1).expand(out.shape))
 
     def _of_two_images(self, label: Label, out: Tensor) -> bool:
@@ -388,12 +388,12 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         return Label(rows.expand(shape), columns.expand(shape))
 
     def _whole(self, ids: Tensor) -> Tensor:
-        """A token of which attention changed some of the channels is changed as a whole."""
+        """Give all channels of a token its new origin if attention has changed some of them."""
         small = compact(ids)
         if ids.ndim < 3 or small.shape[-1] == 1:
             return ids
-        one = self.origins.one_of(small.flatten(0, -2))
-        return ids if one is None else one.view(*small.shape[:-1], 1).expand(ids.shape)
+        merged = self.origins.one_of(small.flatten(0, -2))
+        return ids if merged is None else merged.view(*small.shape[:-1], 1).expand(ids.shape)
 
     def _together(self, ids: Sequence[Tensor], shape: Sequence[int], operation: str = "") -> Tensor:
         """Merge labels that broadcast to a shape, element by element."""
@@ -411,12 +411,12 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         """Merge along some axes, which keep a length of 1."""
         small = compact(ids)
         dims = sorted(dim % ids.ndim for dim in dims)
-        whole = [1 if at in dims else size for at, size in enumerate(ids.shape)]
+        whole = [1 if axis in dims else size for axis, size in enumerate(ids.shape)]
         if all(small.shape[dim] == 1 for dim in dims):
             return small.expand(whole)
         small = small.movedim(dims, list(range(ids.ndim - len(dims), ids.ndim)))
-        kept = small.shape[: ids.ndim - len(dims)]
-        merged = self.origins.merge(small.reshape(kept.numel(), -1), **how).view(kept)
+        lead = small.shape[: ids.ndim - len(dims)]
+        merged = self.origins.merge(small.reshape(lead.numel(), -1), **how).view(lead)
         for dim in dims:
             merged = merged.unsqueeze(dim)
         return merged.expand(whole)
@@ -424,8 +424,8 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
     def _reduction(
         self, name: str, label: Label, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> Label:
-        at = 2 if "norm" in name else 1  # the axes follow the order of a norm
-        dims = args[at] if len(args) > at else kwargs.get("dim")
+        axes_index = 2 if "norm" in name else 1  # the axes follow the order of a norm
+        dims = args[axes_index] if len(args) > axes_index else kwargs.get("dim")
         ndim = args[0].ndim
         dims = range(ndim) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
         shape = (out if isinstance(out, Tensor) else out[0]).shape
@@ -438,17 +438,17 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
     def _product(self, left: Tensor, right: Tensor, out: Tensor) -> Label:
         shape, a, b = out.shape, self._get(left), self._get(right)
         if a is not None and b is None:
-            found = a.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]))
+            label = a.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]))
             if right.ndim == 1:  # a vector leaves no axis
-                found = found.moved(lambda ids: ids[..., 0])
-            return found.moved(lambda ids: ids.expand(shape))
+                label = label.moved(lambda ids: ids[..., 0])
+            return label.moved(lambda ids: ids.expand(shape))
         lengthwise = max(0, right.ndim - 2)
         if a is None and b is not None:
-            found = b.moved(lambda ids: self._reduced(ids, [lengthwise]).expand(shape))
-            if found.columns is None and compact(found.ids).shape[-1] > 1:  # of a learned query
+            label = b.moved(lambda ids: self._reduced(ids, [lengthwise]).expand(shape))
+            if label.columns is None and compact(label.ids).shape[-1] > 1:  # of a learned query
                 nothing = torch.zeros(1, dtype=torch.long, device="cpu").expand(shape)
-                return Label(nothing, found.ids)
-            return found
+                return Label(nothing, label.ids)
+            return label
         if a is None or b is None:
             return Label(torch.zeros(1, dtype=torch.long, device="cpu").expand(shape))
         rows = self._reduced(self.one(a), [left.ndim - 1], operation=PRODUCTS)
@@ -459,7 +459,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         self, ids: Tensor, size: Any, stride: Any, padding: Any, dilation: Any, shape: Any,
         equal: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Merge what a sliding window sees: (b c *space) -> shape."""
+        """Merge the origins in each sliding window: (b c *space) -> shape."""
         ids = compact(ids)
         space = len(size)
         around = [side for pad in reversed(list(padding)) for side in (pad, pad)]
@@ -470,54 +470,55 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
             if beyond > 0:  # the ragged edge of a pool that rounds up
                 ids = F.pad(ids, [0, 0] * (ids.ndim - 3 - axis) + [0, beyond])
             ids = ids.unfold(2 + axis, reach, stride[axis])[..., ::d]
-        kept = ids.shape[: 2 + space]
-        rows = ids.reshape(kept.numel(), -1)
-        return self.origins.merge(rows, equal).view(kept).expand(shape)
+        lead = ids.shape[: 2 + space]
+        rows = ids.reshape(lead.numel(), -1)
+        return self.origins.merge(rows, equal).view(lead).expand(shape)
 
     def _resized(
         self, func: Any, label: Label, args: tuple[Any, ...], shape: Sequence[int]
     ) -> Tensor:
-        """Merge what each place of a map of another size comes of; a pixel is the nearest one."""
+        """Merge the origins behind each element of a resized map; pixels take the nearest one."""
         size = args[0].shape[2:]
         ids = self._reduced(self.one(label), [1])[:, :1].expand(-1, 1, *size)
         if int(ids.max()) <= self.origins.pixel_count or size.numel() > LARGE:
             return F.interpolate(ids.double(), shape[2:]).long().expand(shape)
         around = []
         for axis, n in enumerate(size):
-            one = [1, n, 1, 1]
-            one[2 + axis] = n
+            sides = [1, n, 1, 1]
+            sides[2 + axis] = n
             eye = torch.eye(n, dtype=torch.float32, device="cpu")
-            weights = func(eye.view(one).expand(1, n, *size).contiguous(), *args[1:])[0]
+            weights = func(eye.view(sides).expand(1, n, *size).contiguous(), *args[1:])[0]
             around.append((weights.select(2 - axis, 0) != 0).T)  # place after, place before
         return self._spread(ids, around, shape)
 
     def _spread(self, ids: Tensor, around: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-        """Merge what each place of a map (b c *shape) comes of, by axis (place after, before)."""
+        """Merge the origins behind each element of a map (b c *shape), by axis (after, before)."""
         if len(around) != 2:
-            own = [self._all(compact(ids[at]), "convolution") for at in range(len(ids))]
+            own = [self._all(compact(ids[image]), "convolution") for image in range(len(ids))]
             return torch.cat(own).view(-1, *[1] * (len(shape) - 1)).expand(shape)
         size = [of.shape[1] for of in around]
         ids = ids[:, :1].expand(-1, 1, *size)[:, 0]
-        places = []
+        indices = []
         for n, of in zip(size, around, strict=True):
             most = int(of.sum(1).max())
             order = of.long().argsort(dim=1, descending=True, stable=True)[:, :most]
-            places.append(order.masked_fill(~of.gather(1, order), n))
-        rows, columns = places
+            indices.append(order.masked_fill(~of.gather(1, order), n))
+        rows, columns = indices
         ids = F.pad(ids, (0, 1, 0, 1), value=NOTHING)
         members = ids[:, rows[:, None, :, None], columns[None, :, None, :]].flatten(3)
         merged = self.origins.merge(members.flatten(0, 2))
         return merged.view(len(ids), 1, *shape[2:]).expand(shape)
 
     def _mixed(self, args: tuple[Any, ...], out: Any, operation: str) -> Any:
-        known = [self.origins_of(x) for x in tensors(args) if self._get(x) is not None]
-        whole = torch.cat([compact(ids).flatten() for ids in known])
+        labelled = [self.origins_of(x) for x in tensors(args) if self._get(x) is not None]
+        whole = torch.cat([compact(ids).flatten() for ids in labelled])
         name = operation.removeprefix("aten::").strip("_")
         if isinstance(out, Tensor) and all(
-            ids.ndim == out.ndim > 1 and len(ids) == len(out) for ids in known
+            ids.ndim == out.ndim > 1 and len(ids) == len(out) for ids in labelled
         ):  # each image by itself
             rows = [
-                torch.cat([compact(ids[at]).flatten() for ids in known]) for at in range(len(out))
+                torch.cat([compact(ids[image]).flatten() for ids in labelled])
+                for image in range(len(out))
             ]
             own = torch.cat([self._all(row, name) for row in rows])
             return Label(own.view(-1, *[1] * (out.ndim - 1)).expand(out.shape))
@@ -530,7 +531,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         return self.origins.merge(ids.flatten().unique()[None], operation=operation)
 
     def _write(self, x: Tensor, label: Label | None) -> None:
-        """Label what was written to in place, and what it is a view of."""
+        """Label a tensor that was written to in place, and the tensor that it is a view of."""
         self._set(x, label)
         view = self._views.get(x)
         if view is None:
@@ -561,40 +562,40 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
 
 
 def reached(before: int, after: int, size: int, stride: int, padding: int, dilation: int) -> Tensor:
-    """Find which places of an axis a transposed convolution brings to which (after, before)."""
-    places = (torch.arange(n, device="cpu") for n in (after, before))
-    offset = next(places)[:, None] + padding - stride * next(places)
+    """Find which inputs reach which outputs of a transposed convolution (after, before)."""
+    axes = (torch.arange(n, device="cpu") for n in (after, before))
+    offset = next(axes)[:, None] + padding - stride * next(axes)
     return (offset % dilation == 0) & (offset >= 0) & (offset <= dilation * (size - 1))
 
 
 def tensors(args: Any) -> list[Tensor]:
-    found: list[Tensor] = []
+    flat: list[Tensor] = []
     for arg in args:
         if isinstance(arg, Tensor):
-            found.append(arg)
+            flat.append(arg)
         elif isinstance(arg, list | tuple):
-            found += tensors(arg)
-    return found
+            flat += tensors(arg)
+    return flat
 
 
 def compact(ids: Tensor) -> Tensor:
-    """Keep one of the elements along each axis on which they are all the same memory."""
+    """Keep one element of each axis of stride 0."""
     return ids[tuple(slice(0, 1) if step == 0 else slice(None) for step in ids.stride())]
 
 
 def padded(ids: Tensor, around: Sequence[int]) -> Tensor:
-    """Pad origins with none; on the axes that are not padded, what is the same memory stays so."""
-    sides = [around[at : at + 2] for at in range(0, len(around), 2)][::-1]
+    """Pad with no origin; axes of stride 0 that are not padded keep it."""
+    sides = [around[index : index + 2] for index in range(0, len(around), 2)][::-1]
     sides = [[0, 0]] * (ids.ndim - len(sides)) + sides
-    kept = [step == 0 and not any(pad) for step, pad in zip(ids.stride(), sides, strict=True)]
-    small = ids[tuple(slice(0, 1) if keep else slice(None) for keep in kept)]
+    is_shared = [step == 0 and not any(pad) for step, pad in zip(ids.stride(), sides, strict=True)]
+    small = ids[tuple(slice(0, 1) if keep else slice(None) for keep in is_shared)]
     small = tight(F.pad(small, list(around), value=NOTHING))
-    both = zip(ids.shape, small.shape, kept, strict=True)
+    both = zip(ids.shape, small.shape, is_shared, strict=True)
     return small.expand([size if keep else padded for size, padded, keep in both])
 
 
 def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
-    """Reshape origins: as a view, wherever axes that are the same memory join others like them."""
+    """Reshape origins; axes of stride 0 keep it if they join only such axes."""
     small = compact(ids).contiguous()
     if not ids.numel():
         return small.expand(ids.shape).reshape(shape)
@@ -616,26 +617,26 @@ def joined_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[s
     """
     i = j = 0
     while i < len(before) or j < len(after):
-        first, many, made = (i, j), 1, 1
+        first, many, product = (i, j), 1, 1
         if i < len(before):
             many, i = before[i], i + 1
         if j < len(after):
-            made, j = after[j], j + 1
-        while many != made:
-            if many < made:
+            product, j = after[j], j + 1
+        while many != product:
+            if many < product:
                 many, i = many * before[i], i + 1
             else:
-                made, j = made * after[j], j + 1
+                product, j = product * after[j], j + 1
         yield slice(first[0], i), slice(first[1], j)
 
 
 def tighter(ids: Tensor) -> Tensor:
-    """Keep one of the elements along each axis on which they are all equal."""
+    """Keep one element of each axis along which all are equal."""
     return compact(tight(compact(ids)))
 
 
 def tight(ids: Tensor, base: Tensor | None = None) -> Tensor:
-    """Find the axes on which all elements are equal, and let them be the same memory.
+    """Find the axes along which all elements are equal, and give them stride 0.
 
     base: what `ids` may be a view of; then there is nothing to find.
     """
