@@ -137,7 +137,13 @@ class Hop(nn.Module):
         self.update = update
 
     def weights(self, query: Queries, memory: Memory, mask: Tensor | None) -> Tensor:
-        """Compute the weights of the memory, (b i j). mask: as in `Attend.weights`."""
+        """Compute the weights of the memory, (b i j).
+
+        Args:
+            query: The queries, (b i d).
+            memory: What is attended to, (b j d).
+            mask: As in `Attend.weights`.
+        """
         return self.attend.weights(query[:, None], self.key_proj(memory)[:, None], mask)[:, 0]
 
     def forward(self, query: Queries, memory: Memory, mask: Tensor | None) -> Queries:

@@ -245,7 +245,11 @@ class Near(Window):
         """Return the number of prefix tokens, and the grid that the other tokens lie on."""
 
     def checked_grid(self, q: Tensor, k: Tensor, layout: TokenLayout | None) -> tuple[int, Grid]:
-        """Return what `grid` does; ValueError where the layout has another number of tokens."""
+        """Return what `grid` does.
+
+        Raises:
+            ValueError: The layout has another number of tokens.
+        """
         queries, keys = q.size(-2), k.size(-2)
         if layout is not None and not queries == keys == layout.tokens:
             raise ValueError(

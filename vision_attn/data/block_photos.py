@@ -38,7 +38,10 @@ class BlockPhotos(Photos):
     def read_block(self, block: int) -> Any:
         """Read a block, and keep the photos that belong to this set and nothing else of it.
 
-        Several threads may do so at once. Raises DataError.
+        Several threads may do so at once.
+
+        Raises:
+            DataError: The block cannot be read.
         """
 
     @abstractmethod

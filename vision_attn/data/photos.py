@@ -77,7 +77,15 @@ class Photos(ABC):
 
     @abstractmethod
     def read(self, item: int, shorter_side: int | None = None) -> Image.Image:
-        """Decode a photo as `read_image` does. Raises ImageError."""
+        """Decode a photo as `read_image` does.
+
+        Args:
+            item: The photo's number.
+            shorter_side: What its shorter side may be reduced to, in pixels; None: all of it.
+
+        Raises:
+            ImageError: Whatever is wrong with it.
+        """
 
     def jpeg(self, item: int) -> bytes | None:
         """Read the bytes of a photo that may be a JPEG; None where another way is better."""
@@ -110,7 +118,11 @@ class Photos(ABC):
 
     @abstractmethod
     def side(self, item: int) -> tuple[int, int]:
-        """Width and height of a photo as it is stored, without decoding. Raises ImageError."""
+        """Width and height of a photo as it is stored, without decoding.
+
+        Raises:
+            ImageError: Whatever is wrong with it.
+        """
 
     @abstractmethod
     def stamp(self, item: int) -> tuple[int, int]:

@@ -258,7 +258,11 @@ class TrainingRun(LightningCLI):
         return str(found[-1]) if found else None
 
     def instantiate_classes(self) -> None:
-        """Make the objects. Raises ValueError, one line, with what a class says of its options."""
+        """Make the objects.
+
+        Raises:
+            ValueError: A class refuses its options; one line, with what it says of them.
+        """
         with computing_with(self.threads):
             self.config_init = instantiated(self.parser, self.config)
             self.datamodule, self.model = self.config_init.data, self.config_init.model

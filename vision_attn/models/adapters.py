@@ -44,7 +44,8 @@ class Adapter:
     def found(cls, name: str) -> "Adapter | None":
         """Read the adapter of a folder; None where the folder holds none, or is none.
 
-        Raises ModelError, one line, for an adapter that is damaged or names no network.
+        Raises:
+            ModelError: The adapter is damaged or names no network; one line.
         """
         folder = Path(name)
         if not (folder / CONFIG).is_file():
@@ -78,7 +79,8 @@ class Adapter:
     def merged(self, network: nn.Module) -> nn.Module:
         """Add the adapter to the weights of its base, whose layers stay what they are.
 
-        Raises ModelError, one line, where PEFT is missing or the adapter does not fit.
+        Raises:
+            ModelError: PEFT is missing or the adapter does not fit; one line.
         """
         try:
             from peft import PeftModel

@@ -83,9 +83,12 @@ class Checkpoint:
         return "vocabularies" in self.about
 
     def build(self) -> nn.Module:
-        """Build the network, with fresh weights; ValueError where the description allows none.
+        """Build the network, with fresh weights.
 
         A network of far more weights than the file holds is refused before it fills the memory.
+
+        Raises:
+            ValueError: The description allows none.
         """
         if self.about.get("network") is None:
             raise ValueError("its class is not one of vision_attn, so only your code can build it")

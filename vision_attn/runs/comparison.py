@@ -416,7 +416,11 @@ class PairOfModels(Job):
         contrast: TargetLike,
         head: Head | None,
     ) -> "PairOfModels":
-        """Look up methods and classes; ValueError where they do not fit both models."""
+        """Look up methods and classes.
+
+        Raises:
+            ValueError: They do not fit both models.
+        """
         a, b = models
         if not a.classes or list(a.classes) != list(b.classes):
             counts = " and ".join(str(len(one.classes)) for one in models)

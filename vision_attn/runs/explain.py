@@ -249,7 +249,11 @@ class Request:
             explanation.maps.append(one)
 
     def maps(self, explainer: Explainer, images: Images, target: Target) -> Iterator[Map]:
-        """Yield one map for each image. Raises ValueError where the method fails."""
+        """Yield one map for each image.
+
+        Raises:
+            ValueError: The method fails.
+        """
         start = time.perf_counter()
         heatmaps = explainer(self.model, images, target, self.model.layout)
         every = heatmaps.values.cpu().numpy()

@@ -74,7 +74,8 @@ class FeaturePictures:
     def components(self, files: Sequence[Path], keep_background: bool = False) -> list[str]:
         """Paint the first three principal components of all photos together: NAME.components.png.
 
-        Raises ValueError as `patch_components` does.
+        Raises:
+            ValueError: As `patch_components`.
         """
         photos = [read(file, self.model.preprocess)[1] for file in files]
         found = patch_components(
@@ -153,7 +154,8 @@ class FeaturePictures:
     ) -> list[str]:
         """Paint the most alike photos of a folder, each with its maps: NAME.nearest.png.
 
-        Raises ValueError as `nearest_photos` does.
+        Raises:
+            ValueError: As `nearest_photos`.
         """
         found = nearest_photos(self.model, file, among, k, self.layer, batch_size, progress)
         pairs = [self._pair(file, Path(each.file), each.similarity) for each in found]

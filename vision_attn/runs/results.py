@@ -421,9 +421,9 @@ class SavedMaps(Sequence[Float[ndarray, "h w"]]):
     Args:
         arrays: The memory maps themselves, float16 (maps, h, w), one a shard; a row says by `row`
             which of them is its own.
-        shards: The files of the rows, in the same order.
-        ids: The number of each photo's row in its shard.
-        places: The number of each photo's shard.
+        shards: The files of the rows.
+        ids: The number of each photo's row in its file; -1 where there is none.
+        places: Which of the files that is.
 
     Examples:
         >>> import numpy as np

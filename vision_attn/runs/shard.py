@@ -238,7 +238,11 @@ class ShardFile:
         return RowIndex(*np.concatenate(parts).T.copy())
 
     def record(self, row_id: SupportsInt) -> dict[str, Any]:
-        """Read the record of a row. Raises DamagedError, one line, where its CRC is wrong."""
+        """Read the record of a row.
+
+        Raises:
+            DamagedError: Its CRC is wrong; one line.
+        """
         with database_errors(self.path):
             row = self._connection.execute(
                 f"SELECT {ROW} FROM rows WHERE id=?", (int(row_id),)
@@ -249,7 +253,11 @@ class ShardFile:
             raise self._damaged(f"row {row_id}") from None
 
     def map(self, row_id: SupportsInt) -> Float[ndarray, "h w"]:
-        """Read the raw map of a row. Raises DamagedError where its CRC is wrong, or it has none."""
+        """Read the raw map of a row.
+
+        Raises:
+            DamagedError: Its CRC is wrong, or it has none.
+        """
         with database_errors(self.path):
             row = self._connection.execute(
                 f"SELECT {ROW} FROM rows WHERE id=?", (int(row_id),)
@@ -319,7 +327,11 @@ class ShardFile:
         self.__dict__["index"] = RowIndex(*(values[kept] for values in self.index))
 
     def check(self) -> None:
-        """Read all rows and maps. Raises DamagedError, one line, at the first that is damaged."""
+        """Read all rows and maps.
+
+        Raises:
+            DamagedError: One is damaged: the first, in one line.
+        """
         for row in self._all_rows():
             if not self._whole(row):
                 raise self._damaged(f"row {row[0]}")

@@ -216,7 +216,11 @@ class Store(ShardFile):
             self.commit()
 
     def commit(self) -> None:
-        """Bring all rows that were added to the disk, their maps first. Raises OSError."""
+        """Bring all rows that were added to the disk, their maps first.
+
+        Raises:
+            OSError: They cannot be written.
+        """
         if not self._connection.in_transaction:
             return
         start = time.monotonic()

@@ -55,7 +55,11 @@ class Card:
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> "Card":
-        """Read a card. Raises ModelError, one line, for a file that is missing or no card."""
+        """Read a card.
+
+        Raises:
+            ModelError: The file is missing or no card; one line.
+        """
         path = Path(path)
         try:
             values = json.loads(path.read_text(encoding="utf-8"))

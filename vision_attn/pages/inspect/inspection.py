@@ -275,7 +275,8 @@ class Look:
     def layers(self, images: Images) -> list[parts.Layer]:
         """Layers in which the patch under a click attends: to all the others, or in its window.
 
-        Raises ValueError, with the reason, where there are none.
+        Raises:
+            ValueError: There are none; the message has the reason.
         """
         network, layout = self.model.network, self.model.layout
         if layout is None:

@@ -139,7 +139,11 @@ class MapRecorder:
         self.request = Request(model, [usual])
 
     def map_of(self, image: Photo) -> ShownMap | None:
-        """The map for the predicted class; None without such a method. Raises ImageError."""
+        """The map for the predicted class; None without such a method.
+
+        Raises:
+            ImageError: The photo cannot be read.
+        """
         if self.explainer is None or self.model.trust is None:
             return None
         batch = prepare(self.model, [read(image, self.model.preprocess)[1]])

@@ -181,7 +181,11 @@ class Scorer:
         return self.batch([sample for _, batch in made for sample in batch.samples]), lines
 
     def batch(self, samples: Sequence[Sample]) -> SampleBatch:
-        """Make a batch of samples; ValueError where the network gives no numbers."""
+        """Make a batch of samples.
+
+        Raises:
+            ValueError: The network gives no numbers.
+        """
         images = torch.stack([sample.image for sample in samples])
         images = images.to(self.model.device, self.model.dtype)
         if samples[0].cells:  # it may not take images of this size

@@ -56,7 +56,17 @@ class SourceAttention(nn.Module):
     def weights(
         self, queries: Steps, keys: Tokens, exists: Bool[Tensor, "b n"], first: int = 0
     ) -> Float[Tensor, "b t n"]:
-        """first: the step of the first query."""
+        """Compute the weights of the source's tokens at steps of the target.
+
+        Args:
+            queries: The steps, (b t d).
+            keys: The source's tokens, (b n d).
+            exists: False where there is only padding, (b n).
+            first: The number of the first step.
+
+        Returns:
+            The weights, (b t n).
+        """
         if isinstance(self.attend.window, Global):
             return weights_over(self.attend, queries, keys, exists)
         t, lengths = queries.size(1), exists.sum(1)

@@ -138,7 +138,8 @@ class TracedRun:
     def read_steps(self) -> None:
         """Find the tokens and the windows of each call in turn, and list it in `steps`.
 
-        Raises UnknownPathError for a call whose batch is not understood.
+        Raises:
+            UnknownPathError: The batch of a call is not understood.
         """
         for index in range(len(self.calls)):
             self.steps.append(self._step(index))

@@ -53,7 +53,8 @@ class ChainWriter:
     def write(self) -> None:
         """Write the chain of all calls, or of the last ones, if something mixes tokens before them.
 
-        Raises UnknownPathError where tokens mix in no known way, or at the last call of all.
+        Raises:
+            UnknownPathError: Tokens mix in no known way, or at the last call of all.
         """
         try:
             self._write_chain()

@@ -87,7 +87,8 @@ class Shapes:
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation, without values if an argument is blank.
 
-        Raises NeedsValuesError where values would decide, or that is not known.
+        Raises:
+            NeedsValuesError: Values would decide, or that is not known.
         """
         operands: list[Tensor] = []
         key = [func, *described(args, operands)]
