@@ -34,6 +34,7 @@ from vision_attn.methods import (
     methods,
 )
 from vision_attn.methods.targets import has_classifier
+from vision_attn.methods.targets.boxes import nearest_score
 from vision_attn.models import SEResNet, ViT
 from vision_attn.types import Heatmaps, Model
 
@@ -284,6 +285,7 @@ def test_the_box_of_a_detector() -> None:
     assert not kept(swapped).any()  # no detection of that label overlaps it
 
     detr = {"logits": torch.randn(2, 5, 4), "pred_boxes": torch.rand(2, 5, 4)}
+    detr["logits"][0, 3, 2] = detr["logits"][0, 3].max() + 1  # the last class before "nothing"
     own = detr["logits"][:, 3, :-1].max(1).values
     assert torch.equal(Box(3)(detr), own)
     again = Box(3).fixed(detr)({"logits": detr["logits"] - 9, "pred_boxes": None})
@@ -627,3 +629,23 @@ def test_the_two_classes_of_a_difference():
     assert Difference(3, 1).pair() == (3, 1)
     assert Class(3).pair() == (3, None)
     assert Difference(Difference(3, 1), 2).pair() == (3, 2)
+
+
+def test_a_box_is_the_same_from_half_an_overlap_on():
+    box = torch.tensor([0.0, 0.0, 2.0, 4.0])
+    for height, score in ((2.0, 0.7), (1.9, 0.0)):
+        boxes = torch.tensor([[0.0, 0.0, 2.0, height]])
+        image = {"boxes": boxes, "labels": torch.tensor([3]), "scores": torch.tensor([0.7])}
+        assert float(nearest_score(image, box, 3)) == pytest.approx(score)
+
+
+def test_a_channel_of_an_output_of_any_shape():
+    for shape in ((5,), (2, 3, 5, 7, 11)):
+        with pytest.raises(ValueError, match=r"expected one tensor \(b, c\), \(b, c, h, w\) or"):
+            Channel(1)(torch.randn(shape))
+    maps, tokens = torch.randn(2, 3, 5, 7), torch.randn(2, 5, 3)
+    torch.testing.assert_close(Channel(1, place=(0, 6))(maps), maps[:, 1, 0, 6])
+    torch.testing.assert_close(Channel(1, place=4)(tokens), tokens[:, 4, 1])
+    for output, place in ((maps, (-1, 2)), (maps, (0, 7)), (maps, 3), (tokens, -1), (tokens, 5)):
+        with pytest.raises(ValueError, match="the output's places are"):
+            Channel(1, place=place)(output)

@@ -38,7 +38,8 @@ from mutation import Mutant, mutants_of, with_mutants
 ROOT = Path(__file__).parents[2]
 PARTS = ("attention", "methods", "evaluate")
 COPIED = ("vision_attn", "tests", "configs", "pyproject.toml", "README.md", "CONTRIBUTING.md")
-SIGNATURES = "tests/test_public_names.py"  # which also knows the defaults of arguments
+# This test also knows the defaults of arguments.
+SIGNATURES = "tests/test_public_names.py::test_public_signatures_are_those_that_are_written_down"
 SWITCH = """import os
 active = int(os.environ.get("ACTIVE_MUTANT", -1))
 reached = set()
