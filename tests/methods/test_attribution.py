@@ -235,3 +235,12 @@ def test_convolutions_in_float32_see_their_samples_channels_last(
         last[native] = any(formats)
     assert last == {"32-true": True, "bf16-mixed": False}
     torch.testing.assert_close(maps["32-true"], maps["bf16-mixed"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_window_is_a_seventh_of_the_shorter_side_and_moves_by_half():
+    network, images = (
+        nn.Sequential(nn.Flatten(), nn.Linear(3 * 29 * 37, 5)),
+        torch.randn(2, 3, 29, 37),
+    )
+    found = Occlusion()(network, images, 3).values
+    torch.testing.assert_close(found, Occlusion(window=4, stride=2)(network, images, 3).values)
