@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations
 from vision_attn import standing
 from vision_attn.hooks import Hooks
 from vision_attn.inference import asked_once, eval_mode, modules_of, unchanging
-from vision_attn.methods import Rollout
+from vision_attn.methods import GradCAM, Rollout
 from vision_attn.models import ViT
 from vision_attn.standing import MOST_PARTS, standing_of
 
@@ -270,3 +270,12 @@ def test_a_map_after_a_change_is_that_of_a_network_never_seen(change: str) -> No
     after = Rollout()(vit, images).values
     assert torch.equal(after, Rollout()(copy.deepcopy(vit), images).values)
     assert not torch.equal(after, before)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_scripted_network_stands_and_is_refused_in_a_sentence() -> None:
+    plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network = torch.jit.script(plain.eval())
+    assert standing_of(network)[0] is standing_of(network)[0]
+    with pytest.raises(ValueError, match="TorchScript hides its modules"):
+        GradCAM()(network, torch.rand(1, 3, 23, 29))

@@ -208,7 +208,7 @@ class _Held:
 
 def _names(what: str, held: Any) -> list[Any]:
     if what == CHILDREN:
-        return [*held, *map(id, held.values())]
+        return [*held.keys(), *map(id, held.values())]  # torch.jit has mappings of its own
     names = [name for name, value in held.items() if value is not None]
     if what == BUFFERS:
         names += [_written(buffer) for buffer in held.values() if _is_index(buffer)]
