@@ -141,7 +141,8 @@ def part_shots(found: Ablation, rows: Sequence[dict[str, Any]], folder: Path) ->
             line[row["layer"]] = value, low, high
         title = f"Without it, {words}{f' ({unit})' if unit else ''}"
         picture = render.interval_curves(layers, lines, title, x="layer")
-        yield figure_shot(picture, folder, f"parts_{key}", title, f"{title}, by layer")
+        caption = f"{title}, by layer"
+        yield figure_shot(picture, folder, f"parts_{key}", caption, caption)
 
 
 def curve_shot(found: Ablation, curve: Sequence[dict[str, Any]], folder: Path) -> Shot:
@@ -150,4 +151,5 @@ def curve_shot(found: Ablation, curve: Sequence[dict[str, Any]], folder: Path) -
     line = [(100 * row["share"], 100 * row["low"], 100 * row["high"]) for row in curve]
     title = f"{found.hit_word.capitalize()} without the heads that are worth least (%)"
     picture = render.interval_curves(counts, {"": line}, title, x="heads that are gone")
-    return figure_shot(picture, folder, "curve", title, f"{title}, over how many are gone")
+    caption = f"{title}, over how many are gone"
+    return figure_shot(picture, folder, "curve", caption, caption)

@@ -166,7 +166,8 @@ def block_shots(found: Diagnosis, folder: Path) -> Iterator[Shot]:
         known = {k: v for k, v in values.items() if any(one is not None for one in v)}
         if known:
             picture = render.block_curves(known, title)
-            yield figure_shot(picture, folder, file, title, f"{title}, over the blocks")
+            caption = f"{title}, over the blocks"
+            yield figure_shot(picture, folder, file, caption, caption)
 
     yield from lines("Norms of patches", "norms", {"median": "norm", "largest": "largest"})
     yield from lines("Outlying patches of a photo", "counts", {"outliers": "outliers"})

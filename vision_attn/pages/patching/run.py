@@ -187,4 +187,5 @@ def curve_shot(states: PatchedStates, folder: Path) -> Shot:
         }
     title = "Share of the way to the other photo's answer (%)"
     picture = render.block_curves(lines, title, low=None, x="layer", places=states.layers)
-    return figure_shot(picture, folder, "curve", title, f"{title}, over the layers")
+    caption = f"{title}, over the layers"
+    return figure_shot(picture, folder, "curve", caption, caption)
