@@ -103,7 +103,8 @@ def gallery(photos: Path, folder: Path) -> Path:
     masks = folder / "masks"
     for file in photos.rglob("*.png"):
         (masks / file.parent.name).mkdir(parents=True, exist_ok=True)
-        Image.new("L", Image.open(file).size, 255).save(masks / file.parent.name / file.name)
+        with Image.open(file) as photo:
+            Image.new("L", photo.size, 255).save(masks / file.parent.name / file.name)
     chosen = ["Rollout", "GradCAM", "CentreGaussian"]
     model = vit(trust=TRUST)
     found = vision_attn.gallery(
