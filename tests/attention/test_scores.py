@@ -134,8 +134,8 @@ def test_multidim_additive_has_a_score_for_every_view(
         hidden = score.key_proj.weight[0].T @ k[b, 0, j] + score.query_proj.weight[0].T @ q[b, 0, i]
         own: Any = score.query_proj.bias
         hidden = activation()(hidden + (own[0, 0] if bias else 0))
-        assert score.energy.bias is not None
-        views = score.energy.weight[0].T @ hidden + (score.energy.bias[0, 0] if bias else 0)
+        own = score.energy.bias
+        views = score.energy.weight[0].T @ hidden + (own[0, 0] if bias else 0)
         torch.testing.assert_close(scores[b, :, i, j], views)
 
 
