@@ -196,7 +196,7 @@ def _without_temporary(held: tuple[Any, ...]) -> tuple[Any, ...]:
 class _Held:
     """The names of what a module holds, children with who they are, hooks with their numbers."""
 
-    def __init__(self, what: str, held: Mapping[Any, Any]) -> None:
+    def __init__(self, what: str, held: Any) -> None:
         self._names = partial(_names, what)
         self._known = self._names(held)
 
