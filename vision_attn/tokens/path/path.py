@@ -349,7 +349,7 @@ def run_path(network: nn.Module, images: Images) -> Path:
     )
     refusal = UNKNOWN_PLACES.format(walk.links[0].before) if layout is None else None
     chain = replace(chain, layout=layout or UNPLACED)
-    told = {"caveats": writer.caveats, "unread": writer.unread, "norms": run.norms}
+    told: dict[str, Any] = {"caveats": writer.caveats, "unread": writer.unread, "norms": run.norms}
     if writer.begins is None or len(writer.used) == len(run.used):
         return Path(run.steps, chain, layout, refusal, patch, **told)
     begin, reason = writer.begins

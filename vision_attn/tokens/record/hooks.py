@@ -62,10 +62,11 @@ class ModuleHooks:
             for module, name in attending(network).items():
                 hooks.before(module, self._before(name, module))
                 hooks.after(module, self._after(name), with_kwargs=True, always_call=True)
-            for module, name in modules_of(network).items() if norms else ():
-                if name in norms:
-                    hooks.before(module, self._enter)
-                    hooks.after(module, self._leave, always_call=True)
+            if norms:
+                for module, name in modules_of(network).items():
+                    if name in norms:
+                        hooks.before(module, self._enter)
+                        hooks.after(module, self._leave, always_call=True)
             yield
 
     def _enter(self, *_: Any) -> None:

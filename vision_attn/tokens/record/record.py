@@ -10,8 +10,8 @@ runs.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import get_args
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, get_args
 
 from torch import nn
 
@@ -143,7 +143,7 @@ class Recorder:
         Raises:
             ValueError: An attention module ran without exactly one call seen.
         """
-        mode = nullcontext() if norms is not None else self._mode
+        mode: AbstractContextManager[Any] = nullcontext() if norms is not None else self._mode
         with self._hooks.attached(network, norms), mode, uncompiled():
             yield
 
