@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations
 from vision_attn import standing
 from vision_attn.hooks import Hooks
 from vision_attn.inference import asked_once, eval_mode, modules_of, unchanging
-from vision_attn.methods import GradCAM, Rollout
+from vision_attn.methods import GradCAM, MaskedRegression, Rollout
 from vision_attn.models import ViT
 from vision_attn.standing import MOST_PARTS, standing_of
 
@@ -273,9 +273,11 @@ def test_a_map_after_a_change_is_that_of_a_network_never_seen(change: str) -> No
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_scripted_network_stands_and_is_refused_in_a_sentence() -> None:
+def test_a_scripted_network_is_refused_in_a_sentence_by_what_asks_for_modules() -> None:
     plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     network = torch.jit.script(plain.eval())
-    assert standing_of(network)[0] is standing_of(network)[0]
+    images = torch.rand(1, 3, 23, 29)
+    whole = MaskedRegression(samples=16)
+    assert torch.equal(whole(network, images).values, whole(plain, images).values)
     with pytest.raises(ValueError, match="TorchScript hides its modules"):
-        GradCAM()(network, torch.rand(1, 3, 23, 29))
+        GradCAM()(network, images)
