@@ -12,10 +12,10 @@ from vision_attn.data.draws import Draws
 def test_a_share_and_a_number_of_each_class() -> None:
     whole = Planted(size=16, train=70, val=5, test=5)
     expected = whole.load(Path(), 0.1, 0)
-    few: Any = Subset(whole, fraction=0.3).load(Path(), 0.1, 0).train
+    few: Any = Subset(whole, fraction=0.3).load(Path(), 0.1, 0)
     more: Any = Subset(whole, fraction=0.6).load(Path(), 0.1, 0).train
-    assert torch.bincount(few.labels).tolist() == [2] * 10
-    assert set(few.items) < set(more.items)
+    assert torch.bincount(few.train.labels).tolist() == [2] * 10
+    assert set(few.train.items) < set(more.items)
     one: Any = Subset(whole, per_class=1).load(Path(), 0.1, 0).train
     assert sorted(one.labels.tolist()) == list(range(10))
     items = np.arange(10)
