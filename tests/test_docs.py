@@ -572,7 +572,9 @@ def test_studies_pictures_and_notebooks_use_public_names(page: Path) -> None:
     assert not private
 
 
-def test_the_picture_of_the_rooms_shows_the_contract_and_every_room(monkeypatch):
+def test_the_picture_of_the_rooms_shows_the_contract_and_every_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs/pictures")
     rooms = importlib.import_module("rooms")
     drawn = (ROOT / "docs/pictures/rooms.svg").read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def shown() -> list[tuple[str, str, object]]:
     return found
 
 
-def test_every_public_name_has_exactly_one_page():
+def test_every_public_name_has_exactly_one_page() -> None:
     names, pages = written_down(), shown()
     assert len(names) > 350
     for path, value in names.items():
@@ -65,14 +66,14 @@ def test_every_public_name_has_exactly_one_page():
     )
 
 
-def test_no_two_pages_have_one_address_where_large_letters_are_small_ones():
+def test_no_two_pages_have_one_address_where_large_letters_are_small_ones() -> None:
     pages = [page.uri.lower() for page in pages_module().pages()]
     pages += [str(path.relative_to(DOCS)).lower() for path in DOCS.rglob("*.md")]
     assert [uri for uri, count in Counter(pages).items() if count > 1] == []
 
 
 @pytest.mark.parametrize("stem", pages_module().stems())
-def test_the_links_of_the_tables_lead_to_pages_in_each_language(stem):
+def test_the_links_of_the_tables_lead_to_pages_in_each_language(stem: Any) -> None:
     text = (DOCS / f"reference/{stem}.md").read_text(encoding="utf-8")
     addresses = {page.uri for page in pages_module().pages()}
     english = pages_module().filled(text, stem)
@@ -86,7 +87,7 @@ def test_the_links_of_the_tables_lead_to_pages_in_each_language(stem):
 
 
 @pytest.mark.parametrize("stem", pages_module().stems())
-def test_what_is_inside_comes_last(stem):
+def test_what_is_inside_comes_last(stem: Any) -> None:
     text = (DOCS / f"reference/{stem}.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (.+)", text, re.MULTILINE)
     if "<!-- internals:" in text:
@@ -96,7 +97,7 @@ def test_what_is_inside_comes_last(stem):
         assert found.start() > text.index("\n## Inside\n")
 
 
-def test_the_reference_begins_with_all_methods_and_what_each_costs():
+def test_the_reference_begins_with_all_methods_and_what_each_costs() -> None:
     text = (DOCS / "reference/methods.md").read_text(encoding="utf-8")
     table = pages_module().filled(text, "methods").partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| [")]
@@ -128,14 +129,14 @@ def test_the_reference_begins_with_all_methods_and_what_each_costs():
     assert found["Rollout"][5] == "Did not pass (ViT)"
 
 
-def test_a_placeholder_for_nothing_is_an_error():
+def test_a_placeholder_for_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"no public name at 'attention\.wheels'"):
         pages_module().named("attention.wheels")
     with pytest.raises(ValueError, match=r"vision_attn\.attention\.rotary has public names alone"):
         pages_module().inside("attention.rotary", "attention")
 
 
-def test_a_public_name_without_a_placeholder_is_an_error(monkeypatch):
+def test_a_public_name_without_a_placeholder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     made = pages_module()
     made.placed.cache_clear()
     monkeypatch.setattr(made, "stems", lambda: ["functions", "tokens"])
@@ -148,7 +149,7 @@ def test_a_public_name_without_a_placeholder_is_an_error(monkeypatch):
 
 @pytest.mark.xdist_group("site")
 @pytest.mark.slow
-def test_pages_of_names_stand_in_the_site_and_not_in_its_list_of_pages(site):
+def test_pages_of_names_stand_in_the_site_and_not_in_its_list_of_pages(site: Path) -> None:
     page = (site / "reference/methods/Rollout.html").read_text(encoding="utf-8")
     assert "from vision_attn.methods import Rollout" in page
     assert 'src="../../pictures/methods/Rollout.jpg"' in page

@@ -9,7 +9,9 @@ import io
 import ntpath
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path, PureWindowsPath
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,11 +42,19 @@ PACKAGE = Path(files.__file__).parent
 
 
 @pytest.fixture
-def windows_text(monkeypatch):
+def windows_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files opened as text have Windows' encoding and line ends, unless the code says others."""
     usual = io.open
 
-    def opened(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, *rest):
+    def opened(
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: Any = None,
+        errors: Any = None,
+        newline: Any = None,
+        *rest: Any,
+    ) -> Any:
         if "b" not in mode:
             encoding = "cp1252" if encoding in (None, "locale") else encoding
             if newline is None and set(mode) & set("wax"):
@@ -55,7 +65,7 @@ def windows_text(monkeypatch):
     monkeypatch.setattr(builtins, "open", opened)
 
 
-def test_what_is_written_has_the_same_bytes_on_windows(windows_text, tmp_path):
+def test_what_is_written_has_the_same_bytes_on_windows(windows_text: None, tmp_path: Path) -> None:
     text = "café,1\r\nbee,2\n"  # as csv writes it, and as pages do
     write_text(tmp_path / "a.csv", text)
     assert (tmp_path / "a.csv").read_bytes() == text.encode()
@@ -83,7 +93,7 @@ def without_encoding(source: str) -> list[str]:
     return found
 
 
-def test_every_text_file_says_its_encoding():
+def test_every_text_file_says_its_encoding() -> None:
     """Windows' own is not UTF-8."""
     sources = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
     found = {str(path): without_encoding(source) for path, source in sources.items()}
@@ -94,7 +104,7 @@ def test_every_text_file_says_its_encoding():
     "code",
     ["open(path)", "open(path, 'w')", "path.open('a')", "p.read_text()", "p.write_text('a')"],
 )
-def test_the_walk_sees_a_text_file_without_encoding(code):
+def test_the_walk_sees_a_text_file_without_encoding(code: str) -> None:
     assert len(without_encoding(code)) == 1
 
 
@@ -109,11 +119,13 @@ def test_the_walk_sees_a_text_file_without_encoding(code):
         "open(path, encoding='utf-8')",
     ],
 )
-def test_the_walk_passes_other_files(code):
+def test_the_walk_passes_other_files(code: str) -> None:
     assert without_encoding(code) == []
 
 
-def test_the_first_bytes_of_a_file_are_read_as_they_are(tmp_path, monkeypatch):
+def test_the_first_bytes_of_a_file_are_read_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Windows opens files as text unless told: at \\x1a, which is in every PNG, they would end."""
     flags = []
     usual = os.open
@@ -128,7 +140,9 @@ def test_the_first_bytes_of_a_file_are_read_as_they_are(tmp_path, monkeypatch):
     [({"O_NONBLOCK": 4}, 4), ({"O_BINARY": 32768}, 32768), ({}, 0)],
     ids=["Linux, macOS", "Windows", "neither"],
 )
-def test_files_are_opened_with_the_flags_that_a_system_has(there, flags, monkeypatch):
+def test_files_are_opened_with_the_flags_that_a_system_has(
+    there: dict[str, int], flags: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("O_NONBLOCK", "O_BINARY"):
         monkeypatch.delattr(os, name, raising=False)
     for name, value in there.items():
@@ -137,7 +151,7 @@ def test_files_are_opened_with_the_flags_that_a_system_has(there, flags, monkeyp
 
 
 @pytest.fixture
-def windows_paths(monkeypatch):
+def windows_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     """The modules that take paths apart do so as on Windows."""
     for module in (arguments, types, folders, kinds_of_runs):
         monkeypatch.setattr(module, "PurePath", PureWindowsPath)
@@ -158,7 +172,7 @@ class WindowsPath(PureWindowsPath):
 
 
 @pytest.mark.parametrize("name", ["C:", "C:runs", "a:b:c"])
-def test_the_name_of_a_run_is_no_drive_and_no_stream(windows_paths, name):
+def test_the_name_of_a_run_is_no_drive_and_no_stream(windows_paths: None, name: str) -> None:
     if name == "a:b:c":
         assert PureWindowsPath(name).drive == "a:"
     with pytest.raises(ValueError, match="expected the name of a folder, without a path"):
@@ -166,7 +180,7 @@ def test_the_name_of_a_run_is_no_drive_and_no_stream(windows_paths, name):
     assert folders.checked_name("vit-3") == "vit-3"
 
 
-def test_a_long_path_with_either_slash_is_a_path(windows_paths):
+def test_a_long_path_with_either_slash_is_a_path(windows_paths: None) -> None:
     for path in ("/".join(["a" * 90] * 4), "\\".join(["a" * 90] * 4), "C:\\a/b", ""):
         assert arguments.check_path(path) == path
     with pytest.raises(ValueError, match="has a name of 300 bytes"):
@@ -182,7 +196,7 @@ def test_a_long_path_with_either_slash_is_a_path(windows_paths):
         ("..\\birds", "birds"),
     ],
 )
-def test_the_data_of_a_verdict_has_no_drive(windows_paths, data, named):
+def test_the_data_of_a_verdict_has_no_drive(windows_paths: None, data: str, named: str) -> None:
     assert Trust(("Rollout",), 300, data).rests_on == f"300 images of {named}"
 
 
@@ -200,16 +214,16 @@ def test_the_data_of_a_verdict_has_no_drive(windows_paths, data, named):
         ("https://host/logs", True),
     ],
 )
-def test_where_a_config_may_write_on_windows(windows_paths, value, inside):
+def test_where_a_config_may_write_on_windows(windows_paths: None, value: str, inside: bool) -> None:
     assert kinds_of_runs._lies_in(value, ["C:\\work"]) == inside
 
 
-def test_a_drive_is_no_source_of_models(windows_paths):
+def test_a_drive_is_no_source_of_models(windows_paths: None) -> None:
     with pytest.raises(ModelError, match=r"^C:\\a\.pt: no such file; expected a checkpoint file"):
         load_model("C:\\a.pt")
 
 
-def test_no_picture_is_named_as_a_device_of_windows():
+def test_no_picture_is_named_as_a_device_of_windows() -> None:
     photos = [Path(f"{name}.png") for name in ("CON", "nul.2", "com1", "console", "lpt", "_con")]
     names = file_names(photos)
     assert names[1:5] == ["_nul.2", "_com1", "console", "lpt"]
@@ -218,7 +232,7 @@ def test_no_picture_is_named_as_a_device_of_windows():
 
 
 @pytest.fixture
-def capitals(tmp_path, monkeypatch):
+def capitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A folder `photos` with a.png, and `Photos`, which is the same one as macOS has it.
 
     There realpath keeps capitals as they were typed; here a link stands for the other name.
@@ -232,7 +246,7 @@ def capitals(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_results_do_not_go_among_photos_in_other_capitals(capitals):
+def test_results_do_not_go_among_photos_in_other_capitals(capitals: Any) -> None:
     photo = capitals / "photos/a.png"
     with pytest.raises(ValueError, match="the photos lie there"):
         check_apart(capitals / "Photos", [photo], [capitals / "photos"])
@@ -245,7 +259,7 @@ def test_results_do_not_go_among_photos_in_other_capitals(capitals):
     check_apart(capitals / "out", [photo], [capitals / "photos"])
 
 
-def test_a_page_replaces_no_photo_in_other_capitals(capitals):
+def test_a_page_replaces_no_photo_in_other_capitals(capitals: Any) -> None:
     photo = capitals / "photos/a.png"
     for other in ("Photos/a.png", "photos/A.PNG"):
         with pytest.raises(ValueError, match="it is one of the photos"):
@@ -254,14 +268,16 @@ def test_a_page_replaces_no_photo_in_other_capitals(capitals):
         check_file(capitals / other, [photo])
 
 
-def test_pictures_know_photos_beside_them_in_other_capitals(capitals):
+def test_pictures_know_photos_beside_them_in_other_capitals(capitals: Any) -> None:
     files = [capitals / "photos" / name for name in ("a.png", "a.Rollout.png")]
     assert file_names(files, capitals / "Photos")[0] != "a"
     assert file_names(files, capitals / "out")[0] == "a"
 
 
-def test_a_folder_is_free_again_where_open_files_are_kept(tmp_path, monkeypatch):
-    def refuse(path, missing_ok=False):
+def test_a_folder_is_free_again_where_open_files_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Any, missing_ok: bool = False) -> None:
         raise PermissionError(13, "used by another process", str(path))
 
     monkeypatch.setattr(Path, "unlink", refuse)
@@ -271,8 +287,10 @@ def test_a_folder_is_free_again_where_open_files_are_kept(tmp_path, monkeypatch)
     assert (tmp_path / ".lock").exists()
 
 
-def test_shards_agree_on_a_disk_without_links(tmp_path, monkeypatch):
-    def refuse(source, target):
+def test_shards_agree_on_a_disk_without_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: str, target: Any) -> None:
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -283,11 +301,13 @@ def test_shards_agree_on_a_disk_without_links(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["run.json.gz"]
 
 
-def test_a_cache_of_old_pixels_that_is_still_mapped_gives_the_photos(tmp_path, monkeypatch):
+def test_a_cache_of_old_pixels_that_is_still_mapped_gives_the_photos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Windows removes no file that is mapped: the cache goes on with it."""
     photo, cache = tmp_path / "a.png", PixelCache(tmp_path / "cache", 20)
 
-    def refuse(path, missing_ok=False):
+    def refuse(path: Any, missing_ok: bool = False) -> None:
         raise PermissionError(13, "used by another process", str(path))
 
     monkeypatch.setattr(Path, "unlink", refuse)
@@ -299,7 +319,9 @@ def test_a_cache_of_old_pixels_that_is_still_mapped_gives_the_photos(tmp_path, m
         assert (pixels[0] == (9 * turn, 2, 3)).all()
 
 
-def test_memory_of_a_machine_that_does_not_tell(tmp_path, monkeypatch):
+def test_memory_of_a_machine_that_does_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "meminfo"
     monkeypatch.setattr(storage, "MEMORY_INFO", file)
     file.write_text("MemTotal: 9 kB\nMemAvailable:  7 kB\n")
@@ -315,8 +337,10 @@ def test_memory_of_a_machine_that_does_not_tell(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [TypeError, OSError])
-def test_memory_is_not_kept_where_the_process_has_no_library_of_its_own(error, monkeypatch):
-    def refuse(name):
+def test_memory_is_not_kept_where_the_process_has_no_library_of_its_own(
+    error: Callable[..., TypeError | OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> None:
         raise error("LoadLibrary() argument 1 must be str, not None")
 
     monkeypatch.setattr(memory.ctypes, "CDLL", refuse)
@@ -324,7 +348,7 @@ def test_memory_is_not_kept_where_the_process_has_no_library_of_its_own(error, m
         assert kept is False
 
 
-def test_processes_that_are_spawned_get_all_they_need(tmp_path):
+def test_processes_that_are_spawned_get_all_they_need(tmp_path: Path) -> None:
     """Windows and macOS start each process anew, so what it decodes with is pickled."""
     Image.new("RGB", (40, 30), (7, 8, 9)).save(tmp_path / "a.png")
     photos = FilePhotos(tmp_path, ["a.png"])
@@ -339,7 +363,7 @@ def test_processes_that_are_spawned_get_all_they_need(tmp_path):
     assert torch.equal(again.ring.images[1, 0, :, 4, 4], torch.tensor([7, 8, 9]).byte())
 
 
-def test_line_ends_of_windows_in_lists_and_tables(tmp_path):
+def test_line_ends_of_windows_in_lists_and_tables(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_bytes(b"cat\r\n\r\nbee \r\n")
     assert classes_given([str(tmp_path / "classes.txt")]) == ["cat", "bee"]
     lines = ["image,kind"]

@@ -23,6 +23,7 @@ from vision_attn.attention import (
     MultiDimPool,
     Readout,
     ScaledDot,
+    Score,
     Softmax,
     Sparsemax,
 )
@@ -195,7 +196,9 @@ def test_bad_input_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("score", "learned"), [(KeyOnly, False), (Additive, True)])
-def test_a_score_without_a_query_has_none_to_learn(score, learned) -> None:
+def test_a_score_without_a_query_has_none_to_learn(
+    score: Callable[..., Score], learned: bool
+) -> None:
     pool = AttentionPool(DIM, score=score)
     assert ("query" in dict(pool.named_parameters())) == learned
     assert ("query" in pool.state_dict()) == learned

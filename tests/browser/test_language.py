@@ -66,7 +66,9 @@ def test_the_words_keep_their_places_and_are_translated() -> None:
             assert sorted(PLACE.findall(text)) == sorted(PLACE.findall(english))
 
 
-def test_every_template_is_found_again_with_what_stands_in_it(visit, tmp_path):
+def test_every_template_is_found_again_with_what_stands_in_it(
+    visit: Callable[..., Any], tmp_path: Path
+) -> None:
     """No other template fits better: numbers, words that are translated, and names are filled in."""
     lines = []
     for english, words in INTERFACE.items():

@@ -114,7 +114,7 @@ def test_the_language_is_switched_on_the_page_and_a_page_without_translation_say
     assert english.locator("p.only").inner_text() == "本页为英文。"
 
 
-def test_of_an_example_with_prompts_what_is_typed_is_copied(visit):
+def test_of_an_example_with_prompts_what_is_typed_is_copied(visit: Callable[..., Any]) -> None:
     page = visit("reference/methods/Rollout.html")
     example = page.locator("pre", has_text=">>> import torch").locator("code")
     assert "torch.Size([2, 2, 2])" in example.inner_text()

@@ -3,12 +3,14 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from axe_playwright_python.base import AXE_SCRIPT
 from PIL import Image
+from playwright.sync_api import Browser
 from torch import nn
 
 import vision_attn
@@ -61,7 +63,7 @@ LEFT = """() => {
 }"""
 
 
-def model_of(network: nn.Module, name: str, trust: Trust | None = None, **options) -> Model:
+def model_of(network: nn.Module, name: str, trust: Trust | None = None, **options: Any) -> Model:
     """A network with opinions that classes and layouts are known of."""
     torch.manual_seed(1)
     for weight in network.parameters():
@@ -75,20 +77,20 @@ def model_of(network: nn.Module, name: str, trust: Trust | None = None, **option
     )
 
 
-def vit(name: str = "ViT", depth: int = 3, **options) -> Model:
+def vit(name: str = "ViT", depth: int = 3, **options: Any) -> Model:
     network = ViT(
         image_size=SIZE, patch_size=8, num_classes=3, dim=24, depth=depth, heads=3, registers=1
     )
     return model_of(network, name, **options)
 
 
-def cnn(**options) -> Model:
+def cnn(**options: Any) -> Model:
     network = SEResNet(3, widths=(8, 8, 16, 16), layers=(1, 1, 1, 1))
     return model_of(network, "SEResNet", **options)
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     generator = np.random.default_rng(0)
     for name in CLASSES[:2]:
@@ -214,7 +216,7 @@ PAGES = (
 )
 
 
-def explore(page) -> list[str]:
+def explore(page: Any) -> list[str]:
     """Everything that a page says, in every tab and after its buttons were pressed."""
     found = page.evaluate(LEFT)
 
@@ -237,12 +239,14 @@ def explore(page) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=PAGES, ids=lambda make: make.__name__)
-def written(request, photos, tmp_path_factory) -> Path:
+def written(
+    request: pytest.FixtureRequest, photos: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     return request.param(photos, tmp_path_factory.mktemp("pages"))
 
 
 @pytest.mark.parametrize("locale", ["ja", "zh"])
-def test_nothing_stays_english(browser, written, locale):
+def test_nothing_stays_english(browser: Browser, written: Path, locale: str) -> None:
     page = browser.new_context(locale=locale, viewport={"width": 1300, "height": 900}).new_page()
     complaints = []
     page.on("pageerror", lambda error: complaints.append(error.message))

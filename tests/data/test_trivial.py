@@ -31,13 +31,13 @@ def _shear(image: Any, strength: Any, axis: int) -> torch.Tensor:
     return _affine(image, shear=shear, center=[0, 0])
 
 
-def stretched(image):
+def stretched(image: Any) -> Any:
     """The darkest pixel of each channel 0, the brightest 1, by the formula."""
     low, high = image.amin((1, 2), keepdim=True), image.amax((1, 2), keepdim=True)
     return (image - low) / (high - low)
 
 
-def equalized(image):
+def equalized(image: Any) -> torch.Tensor:
     pixels = ImageOps.equalize(Image.fromarray(image.permute(1, 2, 0).numpy()))
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).float() / 255
 

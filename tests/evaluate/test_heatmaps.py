@@ -91,13 +91,15 @@ def test_an_explainer_is_what_the_sanity_checks_take() -> None:
     ("size", "mode"),
     [((3, 8), None), ((2, 8), "area"), ((6, 4), "bilinear"), ((5, 11), "bilinear")],
 )
-def test_maps_that_shrink_are_averaged_and_others_interpolated(size, mode):
+def test_maps_that_shrink_are_averaged_and_others_interpolated(
+    size: tuple[int, int], mode: str | None
+) -> None:
     maps = torch.rand(2, 3, 8)
     expected = maps if mode is None else F.interpolate(maps[:, None], size, mode=mode)[:, 0]
     torch.testing.assert_close(at_size(maps, size), expected)
 
 
-def test_which_way_each_score_is_better():
+def test_which_way_each_score_is_better() -> None:
     lower = {
         "Deletion",
         "PositivePerturbation",

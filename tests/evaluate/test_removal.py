@@ -103,7 +103,7 @@ def test_dropped_tokens_are_tokens_that_nobody_attends_to(pool: Any) -> None:
         torch.testing.assert_close(dropped[:, step], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_grid_has_at_least_one_row_and_one_column():
+def test_a_grid_has_at_least_one_row_and_one_column() -> None:
     network = nn.Flatten()
     assert FilledCells(network, (1, 7)).grid == (1, 7)
     for grid in ((0, 7), (7, 0)):
@@ -112,7 +112,7 @@ def test_a_grid_has_at_least_one_row_and_one_column():
 
 
 @pytest.mark.parametrize("fill", [BlurFill(5.0), MeanFill(), NoiseFill()])
-def test_a_fill_is_a_value(fill):
+def test_a_fill_is_a_value(fill: BlurFill | MeanFill | NoiseFill) -> None:
     """A store knows it by its fields, and a cache by its hash."""
     assert hash(fill) == hash(type(fill)(**vars(fill)))
     with pytest.raises(FrozenInstanceError):

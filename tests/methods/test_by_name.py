@@ -108,7 +108,7 @@ def test_modules_become_names_where_a_network_is_known() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_explainer_is_a_value(method):
+def test_an_explainer_is_a_value(method: type[Explainer]) -> None:
     """Rows of a store are kept by what it writes of itself: it cannot change later."""
     explainer = method()
     assert hash(explainer) == hash(method())

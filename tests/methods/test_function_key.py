@@ -81,7 +81,7 @@ def test_a_global_that_changes_is_another_function(monkeypatch: pytest.MonkeyPat
 def test_what_a_library_keeps_in_its_globals_is_not_in_the_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def limited(output):
+    def limited(output: Any) -> Any:
         return output[:, 0].clamp(max=LIMIT)
 
     limited.__module__ = "torch.nn.functional"
@@ -91,7 +91,7 @@ def test_what_a_library_keeps_in_its_globals_is_not_in_the_key(
 
 
 def test_a_name_that_has_no_value_yet() -> None:
-    def scaled(output):
+    def scaled(output: Any) -> Any:
         return output[:, 0] * later
 
     before = function_key(scaled)

@@ -587,7 +587,7 @@ def test_a_target_of_ones_own() -> None:
     assert Peak().label() == "Peak"
 
 
-def test_pixels_of_the_classes_that_there_are():
+def test_pixels_of_the_classes_that_there_are() -> None:
     logits, mask = torch.randn(2, 3, 5, 7), torch.ones(5, 7).bool()
     torch.testing.assert_close(PixelsOf(mask, 2)(logits), logits[:, 2].sum((1, 2)))
     for index in (3, 4, 6):  # fewer than rows and columns
@@ -595,7 +595,7 @@ def test_pixels_of_the_classes_that_there_are():
             PixelsOf(mask, index)(logits)
 
 
-def test_the_pixels_that_the_network_gives_to_a_class_are_fixed():
+def test_the_pixels_that_the_network_gives_to_a_class_are_fixed() -> None:
     logits = torch.zeros(2, 3, 5, 7)
     logits[0, 2, 1, 4] = logits[1, 2, 3] = 1.0
     fixed = PixelsOf(None, 2).fixed(logits)
@@ -607,7 +607,7 @@ def test_the_pixels_that_the_network_gives_to_a_class_are_fixed():
         PixelsOf(None, 2).fixed(logits)
 
 
-def test_pixels_of_some_of_the_images():
+def test_pixels_of_some_of_the_images() -> None:
     masks = torch.zeros(3, 5, 7).bool()
     masks[1, 2, 3] = masks[2, 4, 6] = True
     some = PixelsOf(masks, 1).at(torch.tensor([2, 1]))
@@ -619,13 +619,13 @@ def test_pixels_of_some_of_the_images():
     assert PixelsOf(masks[1].clone(), 1).key() == PixelsOf(masks[1], 1).key()
 
 
-def test_a_target_is_a_value():
+def test_a_target_is_a_value() -> None:
     for target in (PixelsOf(None, 1), Class(3), Difference(3, 1)):
         with pytest.raises(FrozenInstanceError):
             target.index = 2
 
 
-def test_the_two_classes_of_a_difference():
+def test_the_two_classes_of_a_difference() -> None:
     assert Difference(3, 1).pair() == (3, 1)
     assert Class(3).pair() == (3, None)
     assert Difference(Difference(3, 1), 2).pair() == (3, 2)

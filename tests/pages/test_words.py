@@ -3,9 +3,10 @@
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
+from types import ModuleType
 
 import pytest
 
@@ -16,6 +17,7 @@ from vision_attn.pages.language import interface, texts, translations
 from vision_attn.render import ColorMap, Dim
 from vision_attn.runs import ablation, comparison, maps
 from vision_attn.runs.diagnosis import measure, verdict
+from vision_attn.types import Trust
 
 PAGES = Path(vision_attn.__file__).parent / "pages"
 WORDS = translations()
@@ -75,7 +77,7 @@ FILES = [file for file in PAGES.rglob("*.py") if file.name not in NO_TEXT]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: "/".join(file.parts[-2:]))
-def test_a_page_that_python_writes_is_translated(file):
+def test_a_page_that_python_writes_is_translated(file: Path) -> None:
     assert missing(written(file.read_text(encoding="utf-8"))) == []
 
 
@@ -87,11 +89,13 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("code", OTHERS, ids=lambda code: code.__name__)
-def test_what_runs_say_on_pages_is_translated(code):
+def test_what_runs_say_on_pages_is_translated(
+    code: ModuleType | Callable[..., Trust | str | list[str]],
+) -> None:
     assert missing(written(inspect.getsource(code))) == []
 
 
-def test_styles_and_warnings_are_translated():
+def test_styles_and_warnings_are_translated() -> None:
     said = [ColorMap.meaning, Dim.meaning, types.RANDOM_WEIGHTS, types.RANDOM_CLASSIFIER]
     assert {*said, maps.NOT_SHOWN} <= set(WORDS)
 
@@ -103,7 +107,7 @@ def explainers(kind: type = Explainer) -> Iterator[type]:
         yield from explainers(one)
 
 
-def test_what_methods_are_is_translated():
+def test_what_methods_are_is_translated() -> None:
     about = {" ".join((one.__doc__ or "").split("\n\n")[0].split()) for one in explainers()}
     assert len(about) > 20
     sentences = {sentence for text in about for sentence in SENTENCE_END.split(text)}
@@ -114,11 +118,11 @@ SCRIPTS = sorted(PAGES.rglob("*.js"))
 
 
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.name)
-def test_what_scripts_write_is_translated(file):
+def test_what_scripts_write_is_translated(file: Path) -> None:
     assert missing(in_scripts(file.read_text(encoding="utf-8"))) == []
 
 
-def test_a_sentence_without_translation_is_seen():
+def test_a_sentence_without_translation_is_seen() -> None:
     code = '''def page(count, name):
         """This is a docstring."""
         if not count:
@@ -131,13 +135,13 @@ def test_a_sentence_without_translation_is_seen():
     ]
 
 
-def test_only_what_a_page_can_need_comes_with_it():
+def test_only_what_a_page_can_need_comes_with_it() -> None:
     assert '"Undo"' in interface("<button>Undo</button>")
     assert '"Undo"' not in interface("<button>Reset</button>")
     assert '"{Count} more"' in interface("<summary>3 more</summary>")
     assert '"“passed”' in interface(r'"\u201cpassed\u201d: tested by covering, on 3 images"')
 
 
-def test_texts_of_data_are_found_and_pictures_are_not():
+def test_texts_of_data_are_found_and_pictures_are_not() -> None:
     data = {"a": ["one", {"score": 0.5}], "picture": "A" * 20_000}
     assert set(texts(data)) == {"a", "one", "score", "picture"}

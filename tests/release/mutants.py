@@ -31,6 +31,7 @@ from functools import partial
 from importlib import import_module
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mutation import Mutant, mutants_of, with_mutants
@@ -98,7 +99,7 @@ class Session:
         self.killer: str | None = None
 
     @property
-    def notes(self) -> dict[str, dict]:
+    def notes(self) -> dict[str, dict[str, Any]]:
         return self.results.notes
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -156,7 +157,7 @@ def in_turn(items: list[pytest.Item]) -> zip:
     return zip(items, [*items[1:], None][: len(items)], strict=True)
 
 
-def reaching_seconds(notes: dict[str, dict], mutant: int) -> float:
+def reaching_seconds(notes: dict[str, dict[str, Any]], mutant: int) -> float:
     return sum(note["seconds"] for note in notes.values() if mutant in note["reached"])
 
 
@@ -261,12 +262,12 @@ def apart(job: Callable[[], object]) -> None:
         raise SystemExit("a part of the run failed: see above")
 
 
-def add_line(file: Path, values: dict) -> None:
+def add_line(file: Path, values: dict[str, Any]) -> None:
     with file.open("a", encoding="utf-8") as lines:
         print(json.dumps(values), file=lines)
 
 
-def read_lines(file: Path, key: str) -> dict:
+def read_lines(file: Path, key: str) -> dict[str, Any]:
     """The lines of a JSONL file by one of their values; the last of each."""
     lines = file.read_text("utf-8").splitlines() if file.exists() else []
     return {line[key]: line for line in map(json.loads, lines)}

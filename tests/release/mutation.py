@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = ["Mutant", "Mutator", "mutants_of", "with_mutants"]
 
@@ -173,7 +174,7 @@ class Mutator(ast.NodeTransformer):
     def _on(self, mutant: Mutant) -> ast.expr:
         return ast.parse(f"mutants_on.on({self.numbers[mutant]})", mode="eval").body
 
-    def _chosen(self, node: ast.expr, changes: list[tuple[str, Callable]]) -> ast.expr:
+    def _chosen(self, node: ast.expr, changes: list[tuple[str, Callable[..., Any]]]) -> ast.expr:
         """The node, or its mutants while they are active and else the node."""
         listed = [(self._mutant(node, name), change) for name, change in changes]
         self.generic_visit(node)

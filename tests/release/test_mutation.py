@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ CHANGES = {
 }
 
 
-def run(source: str, active: int, monkeypatch) -> ModuleType:
+def run(source: str, active: int, monkeypatch: Any) -> ModuleType:
     on = SimpleNamespace(on=lambda number: number == active, reach=lambda numbers: None)
     monkeypatch.setitem(sys.modules, "mutants_on", on)
     module = ModuleType("mutated")
@@ -48,7 +49,7 @@ def run(source: str, active: int, monkeypatch) -> ModuleType:
     return module
 
 
-def answers(module: ModuleType) -> list:
+def answers(module: ModuleType) -> list[Any]:
     found = []
     for x in (-1, 0, 1, 2, 3, 4, 7, 8, 9):
         try:
@@ -58,7 +59,7 @@ def answers(module: ModuleType) -> list:
     return [*found, repr(module.Words())]
 
 
-def test_messages_texts_types_and_spellings_are_left_out():
+def test_messages_texts_types_and_spellings_are_left_out() -> None:
     found: dict[int, list[str]] = {}
     for mutant in mutants_of("a.py", SOURCE):
         found.setdefault(mutant.line, []).append(mutant.change)
@@ -67,7 +68,7 @@ def test_messages_texts_types_and_spellings_are_left_out():
     assert at_import == {3, 6}
 
 
-def test_each_mutant_acts_alone(monkeypatch):
+def test_each_mutant_acts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     mutants = mutants_of("a.py", SOURCE)
     source = with_mutants("a.py", SOURCE, {mutant: n for n, mutant in enumerate(mutants)})
     usual = answers(run(SOURCE, -1, monkeypatch))
@@ -82,7 +83,7 @@ def test_each_mutant_acts_alone(monkeypatch):
 
 
 @pytest.mark.parametrize("first", ['"""Text."""\nfrom __future__ import annotations\n', ""])
-def test_what_must_come_first_comes_first(first, monkeypatch):
+def test_what_must_come_first_comes_first(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = first + "LIMIT = 3\n"
     (mutant, _) = mutants_of("a.py", source)
     assert run(with_mutants("a.py", source, {mutant: 0}), 0, monkeypatch).LIMIT == 4
