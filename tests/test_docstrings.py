@@ -286,7 +286,7 @@ def test_missing_arguments_of_a_class_are_seen(monkeypatch: pytest.MonkeyPatch) 
     assert missing_arguments(Box) == ["height"]
     assert missing_arguments(Crate) == ["lid", "weight"]
     assert missing_arguments(Barrel) == ["staves"]
-    assert arguments_in_prose(Crate.__doc__, ["width", "lid", "weight", "load"]) == [
+    assert arguments_in_prose(Crate.__doc__ or "", ["width", "lid", "weight", "load"]) == [
         *("lid", "weight", "load")
     ]
 

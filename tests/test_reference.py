@@ -34,7 +34,7 @@ def written_down() -> dict[str, object]:
     """The public names of public_signatures.txt, methods left out, and what they are."""
     names = {}
     for line in SIGNATURES.read_text(encoding="utf-8").splitlines():
-        _, first, *rest = re.match(r"[\w.]+", line)[0].split(".")
+        _, first, *rest = line.partition("(")[0].split()[0].split(".")
         part = getattr(vision_attn, first)
         if isinstance(part, ModuleType):
             names[f"vision_attn.{first}.{rest[0]}"] = getattr(part, rest[0])
@@ -101,7 +101,7 @@ def test_the_reference_begins_with_all_methods_and_what_each_costs() -> None:
     text = (DOCS / "reference/methods.md").read_text(encoding="utf-8")
     table = pages_module().filled(text, "methods").partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| [")]
-    found = {re.match(r"\[`(\w+)`\]", row[0])[1]: row[1:] for row in rows}
+    found = {row[0].split("`")[1]: row[1:] for row in rows}
     assert list(found) == list(methods.methods())
     samples = methods.MaskedRegression().samples
     expected = {

@@ -43,12 +43,12 @@ def twins() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def all_photos() -> None:
+def all_photos() -> Iterator[Any]:
     yield from loaded("all_photos")
 
 
 @pytest.fixture(scope="module")
-def outliers() -> None:
+def outliers() -> Iterator[Any]:
     yield from loaded("outliers")
 
 

@@ -5,6 +5,7 @@ Nothing here has run on those systems; each test puts one of their traits in pla
 
 import ast
 import builtins
+import ctypes
 import io
 import ntpath
 import os
@@ -343,7 +344,7 @@ def test_memory_is_not_kept_where_the_process_has_no_library_of_its_own(
     def refuse(name: str) -> None:
         raise error("LoadLibrary() argument 1 must be str, not None")
 
-    monkeypatch.setattr(memory.ctypes, "CDLL", refuse)
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
     with memory.kept_memory() as kept:
         assert kept is False
 
@@ -371,6 +372,6 @@ def test_line_ends_of_windows_in_lists_and_tables(tmp_path: Path) -> None:
         Image.new("RGB", (20, 16)).save(tmp_path / f"{number}.png")
         lines.append(f"{number}.png,{'cat' if number % 2 else 'bee'}")
     (tmp_path / "table.csv").write_bytes("\r\n".join(lines).encode())
-    sizes = {"size": (16, 16), "storage": "memory"}
+    sizes: dict[str, Any] = {"size": (16, 16), "storage": "memory"}
     found = ImageTable(".", "table.csv", label="kind", **sizes).load(tmp_path, 0.25, 0)
     assert found.classes == ["bee", "cat"]

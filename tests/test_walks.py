@@ -17,6 +17,7 @@ def said() -> dict[str, int]:
     """How many files each walk crosses, by the page."""
     pattern = r"(\d+) files for Rollout.*?(\d+) for `score`, (\d+) for `fit`"
     sentence = re.search(pattern, PAGE.read_text(encoding="utf-8"))
+    assert sentence is not None
     return dict(zip(("Rollout", "score", "fit"), map(int, sentence.groups()), strict=True))
 
 

@@ -72,7 +72,8 @@ def test_every_template_is_found_again_with_what_stands_in_it(
     """No other template fits better: numbers, words that are translated, and names are filled in."""
     lines = []
     for english, words in INTERFACE.items():
-        values, local = {}, {"ja": {}, "zh": {}}
+        values: dict[str, str] = {}
+        local: dict[str, dict[str, str]] = {"ja": {}, "zh": {}}
         for at, name in enumerate(PLACE.findall(english)):
             values[name] = (
                 "mean" if name[0] == "_" else f"xyz{at}" if name.islower() else f"{3 + at}.5"

@@ -161,16 +161,17 @@ def without_attention(photos: Path, folder: Path) -> Path:
 
 def verdicts(_photos: Path, folder: Path) -> Path:
     """Every finding of a diagnosis, in one and in several heads."""
+    findings: list[dict[str, Any]] = [
+        {"output": 0.01, "distance": 5.0, "sink": 0.4, "sink_token": "the class token"},
+        {"output": 0.02, "distance": 6.0, "moving": 0.5, "nearest": 0, "alike": 0.991},
+        {"output": 1.5, "sink": 0.5, "sink_token": "patch (1, 2)"},
+        {"output": 1.2, "sink": 0.5, "sink_token": "token 2 (no patch)"},
+    ]
     heads = [
         HeadValues(layer, "attn", head, 0.5 + 0.4999 * (layer == 1), **values)
         for layer in (0, 1, 3)
-        for head, values in enumerate([
-            {"output": 0.01, "distance": 5.0, "sink": 0.4, "sink_token": "the class token"},
-            {"output": 0.02, "distance": 6.0, "moving": 0.5, "nearest": 0, "alike": 0.991},
-            {"output": 1.5, "sink": 0.5, "sink_token": "patch (1, 2)"},
-            {"output": 1.2, "sink": 0.5, "sink_token": "token 2 (no patch)"},
-        ])
-    ]  # fmt: skip
+        for head, values in enumerate(findings)
+    ]
     blocks = [BlockValues(2, "blocks.2", 24, 3.0, 4.0, 0.0, 0.0, 0.99, 0.01, 2.0)]
     chances = Chances(500, 0.5, 0.9, 0.41)
     usual = Outliers(3.0, 121, 1.0, 5, "blocks.5", 4, 0.3, 0.4, ())

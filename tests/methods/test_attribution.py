@@ -237,7 +237,7 @@ def test_convolutions_in_float32_see_their_samples_channels_last(
     torch.testing.assert_close(maps["32-true"], maps["bf16-mixed"], rtol=1e-4, atol=1e-5)
 
 
-def test_a_window_is_a_seventh_of_the_shorter_side_and_moves_by_half():
+def test_a_window_is_a_seventh_of_the_shorter_side_and_moves_by_half() -> None:
     network, images = (
         nn.Sequential(nn.Flatten(), nn.Linear(3 * 29 * 37, 5)),
         torch.randn(2, 3, 29, 37),

@@ -207,7 +207,7 @@ def test_contrast_is_the_difference_of_the_maps(network: nn.Sequential) -> None:
 
 def test_what_a_network_cannot_do_is_told_in_one_line(network: nn.Sequential) -> None:
     class CannotBeDerived(Brightness):
-        def explain(self, network: Any, images: torch.Tensor, target: Any, layout: Any) -> None:
+        def explain(self, network: Any, images: torch.Tensor, target: Any, layout: Any) -> Any:
             raise NotImplementedError("no gradient of this kernel\nC++ stack trace")
 
     with pytest.raises(ValueError, match=r"does not fit \w+: no gradient of this kernel$"):

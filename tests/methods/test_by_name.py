@@ -113,4 +113,4 @@ def test_an_explainer_is_a_value(method: type[Explainer]) -> None:
     explainer = method()
     assert hash(explainer) == hash(method())
     with pytest.raises(FrozenInstanceError):
-        explainer.layer = 3
+        setattr(explainer, "layer", 3)  # noqa: B010

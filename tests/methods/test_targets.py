@@ -599,7 +599,7 @@ def test_the_pixels_that_the_network_gives_to_a_class_are_fixed() -> None:
     logits = torch.zeros(2, 3, 5, 7)
     logits[0, 2, 1, 4] = logits[1, 2, 3] = 1.0
     fixed = PixelsOf(None, 2).fixed(logits)
-    assert torch.equal(fixed.mask, logits[:, 2] > 0)
+    assert torch.equal(cast(torch.Tensor, fixed.mask), logits[:, 2] > 0)
     with pytest.raises(ValueError, match="gives class 1 no pixel of image 0: give a mask"):
         PixelsOf(None, 1).fixed(logits)
     logits[1, 2] = 0
@@ -611,7 +611,7 @@ def test_pixels_of_some_of_the_images() -> None:
     masks = torch.zeros(3, 5, 7).bool()
     masks[1, 2, 3] = masks[2, 4, 6] = True
     some = PixelsOf(masks, 1).at(torch.tensor([2, 1]))
-    assert torch.equal(some.mask, masks[[2, 1]])
+    assert torch.equal(cast(torch.Tensor, some.mask), masks[[2, 1]])
     for whole in (PixelsOf(masks[1], 1), PixelsOf(None, 1)):
         assert whole.at(torch.tensor([2, 1])) is whole
     keys = {PixelsOf(mask, 1).key() for mask in (*masks, masks, None)}
@@ -622,7 +622,7 @@ def test_pixels_of_some_of_the_images() -> None:
 def test_a_target_is_a_value() -> None:
     for target in (PixelsOf(None, 1), Class(3), Difference(3, 1)):
         with pytest.raises(FrozenInstanceError):
-            target.index = 2
+            setattr(target, "index", 2)  # noqa: B010
 
 
 def test_the_two_classes_of_a_difference() -> None:
@@ -631,7 +631,7 @@ def test_the_two_classes_of_a_difference() -> None:
     assert Difference(Difference(3, 1), 2).pair() == (3, 2)
 
 
-def test_a_box_is_the_same_from_half_an_overlap_on():
+def test_a_box_is_the_same_from_half_an_overlap_on() -> None:
     box = torch.tensor([0.0, 0.0, 2.0, 4.0])
     for height, score in ((2.0, 0.7), (1.9, 0.0)):
         boxes = torch.tensor([[0.0, 0.0, 2.0, height]])
@@ -639,7 +639,7 @@ def test_a_box_is_the_same_from_half_an_overlap_on():
         assert float(nearest_score(image, box, 3)) == pytest.approx(score)
 
 
-def test_a_channel_of_an_output_of_any_shape():
+def test_a_channel_of_an_output_of_any_shape() -> None:
     for shape in ((5,), (2, 3, 5, 7, 11)):
         with pytest.raises(ValueError, match=r"expected one tensor \(b, c\), \(b, c, h, w\) or"):
             Channel(1)(torch.randn(shape))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -47,8 +48,9 @@ def written(source: str) -> Iterator[str]:
             inside = node if isinstance(node, ast.Raise) else node.annotation
             skipped |= {id(part) for part in ast.walk(inside)}
     for node in ast.walk(tree):
-        text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if text and id(node) not in skipped:
+        if id(node) in skipped or not isinstance(node, ast.Constant):
+            continue
+        if isinstance(node.value, str):
             yield node.value
 
 
@@ -81,10 +83,20 @@ def test_a_page_that_python_writes_is_translated(file: Path) -> None:
     assert missing(written(file.read_text(encoding="utf-8"))) == []
 
 
-OTHERS = [
+def _getter(kind: type, name: str) -> Any:
+    """The function of a property."""
+    return vars(kind)[name].fget
+
+
+OTHERS: list[Any] = [
     *(verdict, types.Trust, types.Calibration.unlike, comparison.Comparison.sentences),
     *(ablation.Unit.__str__, ablation.Ablation.text_rows, ablation.AblationJob._explained),
-    *(ablation.Ablation.lead.fget, maps.Map.passed, maps.Map.title.fget, measure.token_words),
+    *(
+        _getter(ablation.Ablation, "lead"),
+        maps.Map.passed,
+        _getter(maps.Map, "title"),
+        measure.token_words,
+    ),
 ]
 
 
@@ -101,6 +113,7 @@ def test_styles_and_warnings_are_translated() -> None:
 
 
 def explainers(kind: type = Explainer) -> Iterator[type]:
+    one: type
     for one in kind.__subclasses__():
         if one.__module__.startswith("vision_attn.") and not inspect.isabstract(one):
             yield one

@@ -152,7 +152,7 @@ class Session:
             self.killer = self.killer or report.nodeid
 
 
-def in_turn(items: list[pytest.Item]) -> zip:
+def in_turn(items: list[pytest.Item]) -> zip[tuple[pytest.Item, pytest.Item | None]]:
     """Tests, each with the one that follows it."""
     return zip(items, [*items[1:], None][: len(items)], strict=True)
 
@@ -267,7 +267,7 @@ def add_line(file: Path, values: dict[str, Any]) -> None:
         print(json.dumps(values), file=lines)
 
 
-def read_lines(file: Path, key: str) -> dict[str, Any]:
+def read_lines(file: Path, key: str) -> dict[Any, dict[str, Any]]:
     """The lines of a JSONL file by one of their values; the last of each."""
     lines = file.read_text("utf-8").splitlines() if file.exists() else []
     return {line[key]: line for line in map(json.loads, lines)}
@@ -290,7 +290,7 @@ def main() -> None:
     import_module("torch")
     for part in args.parts:
         results = Results(folder, mutants, part, args)
-        apart(lambda results=results: run_pytest(Session(results)))
+        apart(partial(run_pytest, Session(results)))
         results.read()
         for number in results.missing(at_import=True):
             for library in LIBRARIES:

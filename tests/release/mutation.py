@@ -7,10 +7,10 @@ Left out: docstrings, messages (raise, warn, f-strings), texts, type annotations
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["Mutant", "Mutator", "mutants_of", "with_mutants"]
 
@@ -114,7 +114,7 @@ class Mutator(ast.NodeTransformer):
         self.generic_visit(node)
         if mutant not in self.numbers:
             return node
-        return ast.If(self._on(mutant), [_with_operator(other)(node)], [node])
+        return ast.If(self._on(mutant), [cast(ast.stmt, _with_operator(other)(node))], [node])
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         other = ast.Or if isinstance(node.op, ast.And) else ast.And
@@ -163,10 +163,10 @@ class Mutator(ast.NodeTransformer):
         )
         return self._chosen(node, [("first arguments swapped", _swapped)] if swapped else [])
 
-    def _all(self, nodes: list[ast.AST | None]) -> list[ast.AST | None]:
+    def _all(self, nodes: Sequence[ast.AST | None]) -> list[Any]:
         return [self.visit(node) if node is not None else None for node in nodes]
 
-    def _mutant(self, node: ast.AST, change: str) -> Mutant:
+    def _mutant(self, node: ast.expr | ast.stmt, change: str) -> Mutant:
         mutant = Mutant(self.file, node.lineno, node.col_offset, change, not self.functions)
         self.found.append(mutant)
         return mutant
@@ -234,7 +234,7 @@ def _with_comparison(index: int, other: type[ast.cmpop]) -> Callable[[ast.Compar
 
 def _with_operator(other: type) -> Callable[[ast.AST], ast.AST]:
     def change(node: ast.AST) -> ast.AST:
-        changed = deepcopy(node)
+        changed: Any = deepcopy(node)
         changed.op = other()
         return changed
 

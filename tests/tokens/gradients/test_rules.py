@@ -8,7 +8,7 @@ Axes: b batch, n tokens, d width, c channels, h height, w width.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -180,10 +180,7 @@ CASES = {
 def case(
     name: str,
 ) -> tuple[Callable[..., Any], Callable[..., Any], Any]:
-    function: Any
-    held: Any
-    shape: list[Any]
-    function, held, *shape = CASES[name]
+    function, held, *shape = cast("tuple[Any, ...]", CASES[name])
     return function, held, drawn(*(shape[0] if shape else TOKENS), seed=11)
 
 

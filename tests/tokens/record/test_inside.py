@@ -1,5 +1,6 @@
 """A run whose path is known is watched in its attention modules and last norms alone."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +52,7 @@ def swin() -> SwinTransformer:
     )
 
 
-NETWORKS = {
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "ViT": lambda: ViT(image_size=28, patch_size=7, num_classes=3, dim=10, depth=2, heads=5),
     "timm": lambda: VisionTransformer(
         img_size=28, patch_size=7, embed_dim=10, depth=2, num_heads=5
@@ -99,6 +100,7 @@ def test_the_maps_are_those_of_a_run_watched_whole(
     whole = Rollout()(network, IMAGES)
     assert torch.equal(maps.values, whole.values)
     assert maps.outlier_mass is not None
+    assert whole.outlier_mass is not None
     assert torch.equal(maps.outlier_mass, whole.outlier_mass)
 
 
