@@ -34,7 +34,7 @@ def written_down() -> dict[str, object]:
     """The public names of public_signatures.txt, methods left out, and what they are."""
     names = {}
     for line in SIGNATURES.read_text(encoding="utf-8").splitlines():
-        _, first, *rest = line.partition("(")[0].split()[0].split(".")
+        _, first, *rest = re.split(r"[^\w.]", line)[0].split(".")
         part = getattr(vision_attn, first)
         if isinstance(part, ModuleType):
             names[f"vision_attn.{first}.{rest[0]}"] = getattr(part, rest[0])
