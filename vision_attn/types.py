@@ -446,8 +446,8 @@ class Model:
         """The device of the network's weights; the CPU for a network without weights."""
         return next((weight.device for weight in self.network.parameters()), torch.device("cpu"))
 
-    @overload
-    def explain(
+    @overload  # a path's text is a sequence too, and taken for one photo
+    def explain(  # type: ignore[overload-overlap]
         self,
         images: "vision_attn.runs.explain.Photo",
         methods: "vision_attn.runs.explain.Methods | None" = None,
@@ -462,7 +462,7 @@ class Model:
     @overload
     def explain(
         self,
-        images: "list[vision_attn.runs.explain.Photo] | tuple[vision_attn.runs.explain.Photo, ...]",
+        images: "Sequence[vision_attn.runs.explain.Photo]",
         methods: "vision_attn.runs.explain.Methods | None" = None,
         *,
         target: "vision_attn.methods.targets.TargetLike" = None,

@@ -302,8 +302,8 @@ class Request:
                     explanation.channels[name] = gate
 
 
-@overload
-def explain(
+@overload  # a path's text is a sequence too, and taken for one photo
+def explain(  # type: ignore[overload-overlap]
     model: Model,
     images: Photo,
     methods: Methods | None = None,
@@ -318,7 +318,7 @@ def explain(
 @overload
 def explain(
     model: Model,
-    images: list[Photo] | tuple[Photo, ...],
+    images: Sequence[Photo],
     methods: Methods | None = None,
     *,
     target: TargetLike = None,
@@ -331,7 +331,7 @@ def explain(
 @checked(limit=1, batch_size=1)
 def explain(
     model: Model,
-    images: Photo | list[Photo] | tuple[Photo, ...],
+    images: Photo | Sequence[Photo],
     methods: Methods | None = None,
     *,
     target: TargetLike = None,
@@ -348,7 +348,9 @@ def explain(
         images: A path, a PIL image, an array (height, width, channels) or a tensor (channels,
             height, width) of uint8 or of floats from 0 to 1; or a list of these.
         methods: Names as on the command line (`Rollout(fusion=max)`, "all") or explainers, one or
-            several. None: Rollout, or GradCAM for a network that is not attention throughout.
+            several. None: the best method of at most two passes that scores have shown to be
+            trusted for this network; where there is none, LibraGradient for networks of tokens and
+            GradCAM for others, which the caption says.
         target: What to explain: a class by name or index, a vector, a function of the network's
             output, or a `Target`; a list has one for each photo; "label" is the class that the
             photo's folder is named for. None: each photo's predicted class.
