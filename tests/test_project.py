@@ -218,7 +218,7 @@ def test_worked_examples_run(title: str) -> None:
 def test_files_that_are_named_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     paths = re.findall(
-        r"\b(?:vision_attn|tests|benchmarks|docs|configs)/[\w/]+(?:\.\w+)?", text
+        r"\b(?:vision_attn|tests|benchmarks|docs|configs)/[\w/-]+(?:\.\w+)?", text
     ) + re.findall(r"\]\((?!http)([^)#]+)\)", text)
     missing = [path for path in paths if not (ROOT / path).exists()]
     assert not missing, f"{page} names {missing}"

@@ -349,9 +349,13 @@ def run_path(network: nn.Module, images: Images) -> Path:
     )
     refusal = UNKNOWN_PLACES.format(walk.links[0].before) if layout is None else None
     chain = replace(chain, layout=layout or UNPLACED)
-    told: dict[str, Any] = {"caveats": writer.caveats, "unread": writer.unread, "norms": run.norms}
+    remarks: dict[str, Any] = {
+        "caveats": writer.caveats,
+        "unread": writer.unread,
+        "norms": run.norms,
+    }
     if writer.begins is None or len(writer.used) == len(run.used):
-        return Path(run.steps, chain, layout, refusal, patch, **told)
+        return Path(run.steps, chain, layout, refusal, patch, **remarks)
     begin, reason = writer.begins
     steps = [
         replace(step, used=False, mixed=True) if index < begin and step.used else step
@@ -359,7 +363,7 @@ def run_path(network: nn.Module, images: Images) -> Path:
     ]
     counted = sum(step.used for step in steps)
     left_out = f"a map shows the last {counted} of {len(run.used)} attention calls alone: {reason}"
-    return Path(steps, chain, layout, refusal, patch, left_out, **told)
+    return Path(steps, chain, layout, refusal, patch, left_out, **remarks)
 
 
 def _in_words(layout: TokenLayout) -> str:

@@ -158,5 +158,5 @@ class Recorder:
         for module, name in modules_of(network).items():
             for weight in module.parameters(recurse=False):
                 holders.setdefault(id(weight), []).append(name)
-        found = [holders.get(id(one)) for one in self._log.norm_weights.values()]
-        return frozenset(name for names in found for name in names or ()) if all(found) else None
+        norms = [holders.get(id(weight)) for weight in self._log.norm_weights.values()]
+        return frozenset(name for names in norms for name in names or ()) if all(norms) else None
