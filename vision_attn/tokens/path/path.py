@@ -50,6 +50,8 @@ class Path:
         caveats: Sentences of what the run does not prove, or a map does not show.
         unread: The sentence for a classifier whose reading the run does not prove; a layout that is
             given settles that.
+        norms: Names of the modules whose norms the outliers are read from; None: not known, so that
+            a run is watched as a whole.
 
     Examples:
         >>> import torch
