@@ -407,6 +407,8 @@ def explainers(linked: list[tuple[str, Name]]) -> str:
     """Return the table of methods, each with the link to its page."""
     rows = []
     for link, (_, _, method) in linked:
+        if method.__name__ not in shown():
+            raise ValueError(f"docs/howto/methods.md has no row for {method.__name__}")
         of, said = measured(method), shown()[method.__name__]
         rows.append(
             (

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from vision_attn.runs.scoring.ranking import mean_ranks
-from vision_attn.runs.scoring.results import Results
+from vision_attn.runs.scoring.results import METRICS, Results
+from vision_attn.runs.scoring.tables import ABOUT
 
 NUMBERS: dict[str, dict[str, tuple[float, ...]]] = {
     "deletion": {"A": (0.2, 0.4), "B": (0.1, 0.3), "C": (0.3, 0.5)},
@@ -50,3 +51,7 @@ def test_only_images_that_all_have_count() -> None:
 
 def test_there_may_be_none() -> None:
     assert mean_ranks(Scored("deletion", "insertion"), []) == {}
+
+
+def test_each_score_says_under_its_table_what_it_measures() -> None:
+    assert set(ABOUT) == set(METRICS)
