@@ -39,6 +39,18 @@ def read(path: Path) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
+def test_the_class_of_one_photo_is_printed(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    for photo in ("cat.png", "dog.jpg"):  # into one folder
+        file = next(photos.rglob(f"{Path(photo).stem}.*"))
+        assert explain(models("vit"), file, "-o", out, "--method", "GradCAM") == 0
+        *_, record = (one for one in records(out) if one["file"] == str(file))
+        said = f"{file.name}: {record['predicted']} ({record['probability']:.1%})"
+        assert said in capsys.readouterr().out.splitlines()
+
+
 def test_each_photo_gets_a_picture_a_map_and_a_record(
     models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

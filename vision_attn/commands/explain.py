@@ -12,6 +12,7 @@ from vision_attn.commands import options
 from vision_attn.terminal import say
 
 if TYPE_CHECKING:
+    from vision_attn.pages.gallery.run import GallerySummary
     from vision_attn.types import LoadedSequences
 
 
@@ -105,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
     if summary.photos:
         place = summary.page or summary.folder
         say(f"{summary.explained} of {summary.photos} images explained: {place}")
+    if summary.photos == summary.explained == 1 and Path(images[0]).is_file():
+        say_class(summary, Path(images[0]))
     for path, frames in summary.films.items():
         say(f"{frames} frames of {path} explained: {summary.folder}")
     if model.warning:
@@ -115,6 +118,15 @@ def run(args: argparse.Namespace) -> int:
     elif shards > 1:
         say(f"shard {number} of {shards} is done; the last one to finish merges the results")
     return 1 if summary.problems else 0
+
+
+def say_class(summary: "GallerySummary", photo: Path) -> None:
+    """Print the class of one photo and its probability, where the network gave one."""
+    for record in summary.records():
+        own = Path(record["file"]).absolute() == photo.absolute()
+        if own and record["probability"] is not None:
+            say(f"{photo.name}: {record['predicted']} ({record['probability']:.1%})")
+            return
 
 
 def photos(args: argparse.Namespace, report: options.Report) -> list[str]:

@@ -436,7 +436,9 @@ def check_data(word: str) -> None:
     if word in PLANTED or word in SOURCES or Path(word).is_dir():
         return
     if Path(word).exists():
-        raise ValueError(f"{word}: expected a folder of images, got a file")
+        raise ValueError(
+            f"{word}: expected a folder of images, got a file; inspect --score scores one photo"
+        )
     known = [*PLANTED, *SOURCES]
     close = get_close_matches(word.lower(), known, n=2)
     hint = f": did you mean {' or '.join(close)}?" if close else ""
