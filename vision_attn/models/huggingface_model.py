@@ -15,7 +15,7 @@ from vision_attn.models.checkpoint import load_weights, read_weights
 from vision_attn.models.errors import library_errors
 from vision_attn.types import Activation, Images, Logits
 
-__all__ = ["KINDS_WITH_TEXTS", "NO_CODE", "OFFLINE", "HuggingFaceModel", "no_classes"]
+__all__ = ["KINDS_WITH_TEXTS", "NO_CODE", "HuggingFaceModel", "no_classes"]
 
 NO_CODE = {"trust_remote_code": False}
 # What makes probabilities of the outputs, by config.problem_type.

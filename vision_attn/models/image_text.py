@@ -23,7 +23,7 @@ from vision_attn.compat.download import hub_reached_or_left
 from vision_attn.errors import ModelError, did_you_mean, quoted
 from vision_attn.models.checkpoint import load_weights, read_weights
 from vision_attn.models.errors import library_errors
-from vision_attn.models.huggingface_model import KINDS_WITH_TEXTS, NO_CODE, OFFLINE
+from vision_attn.models.huggingface_model import KINDS_WITH_TEXTS, NO_CODE
 from vision_attn.types import Activation, Images, Logits
 
 __all__ = [
@@ -289,7 +289,7 @@ def huggingface_with_texts(
     missing: list[str] = []
     model: Any
     hub = nullcontext() if Path(name).is_dir() else hub_reached_or_left()
-    with library_errors(f"hf:{name}", offline=OFFLINE), hub:
+    with library_errors(f"hf:{name}", offline="name a folder that holds it"), hub:
         config: Any = AutoConfig.from_pretrained(name, **NO_CODE, **(model_args or {}))
         if config.model_type not in KINDS_WITH_TEXTS:
             raise ModelError(no_texts(f"hf:{name}"))
