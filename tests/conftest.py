@@ -201,6 +201,16 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
+    seed()
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Draw what a file draws as it is imported alike, whatever was collected before."""
+    if isinstance(collector, pytest.Module):
+        seed()
+
+
+def seed() -> None:
     import torch
 
     # Without a GPU, torch.manual_seed would keep a text of the stack for the day that there is one.
