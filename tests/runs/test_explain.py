@@ -339,7 +339,7 @@ def test_random_weights_are_marked_wherever_their_maps_are_seen(
     assert record["weights"] == provenance
     page = (tmp_path / "new" / "index.html").read_text()
     assert (f'<small class="warning">{words}</small></h1>' in page) == bool(lines)
-    assert (f"({words})</title>" in page) == bool(lines)
+    assert (f" · {words}</title>" in page) == bool(lines)
     assert summary.records()[0]["weights"] == "trained"
     inspected = vision_attn.inspect(model, photos / "dog.jpg", ["Rollout"]).html
     assert (f'<p class="warning">{words}</p>' in inspected) == bool(lines)
@@ -383,7 +383,7 @@ def test_all_methods_stand_by_kind_and_baselines_last_and_marked(
     assert [record["method"] for record in summary.records()] == ["GradCAM", "RandomMap"]
     assert summary.page is not None
     page = summary.page.read_text()
-    assert "<figcaption>RandomMap (<wbr>baseline)</figcaption>" in page
+    assert "<figcaption>RandomMap (baseline)</figcaption>" in page
     assert "<figcaption>GradCAM</figcaption>" in page
     assert (tmp_path / "tiny.RandomMap.png").is_file()
 
