@@ -198,7 +198,7 @@ def test_a_long_path_with_either_slash_is_a_path(windows_paths: None) -> None:
     ],
 )
 def test_the_data_of_a_verdict_has_no_drive(windows_paths: None, data: str, named: str) -> None:
-    assert Trust(("Rollout",), 300, data).rests_on == f"300 images of {named}"
+    assert Trust(("Rollout",), 300, data).rests_on == f"at least 300 images of {named}"
 
 
 @pytest.mark.parametrize(

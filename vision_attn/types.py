@@ -357,7 +357,7 @@ class Trust:
 
     Args:
         methods: As they are written on the command line, the best mean rank first.
-        images: How many images that rests on.
+        images: How many images that rests on, of the method that was scored on fewest.
         data: What these are images of.
 
     Examples:
@@ -372,10 +372,10 @@ class Trust:
 
     @property
     def rests_on(self) -> str:
-        """How many images of what: of a path its last two folders."""
+        """At least how many images of what: of a path its last two folders."""
         path = PurePath(self.data)
         named = [part for part in path.parts[bool(path.anchor) :] if not part.startswith(".")]
-        return f"{self.images:,} images" + (f" of {'/'.join(named[-2:])}" if named else "")
+        return f"at least {self.images:,} images" + (f" of {'/'.join(named[-2:])}" if named else "")
 
     def verdict(self, method: str) -> str:
         """Say whether a method passed, and which did.

@@ -395,9 +395,7 @@ def test_the_list_of_photos_is_that_of_the_first_shard(
     summary = shard(2)
     assert summary.merged
     new, gone = summary.problems
-    assert new.startswith(
-        f"1 images came after the first shard had begun ({folder}/collie/000.png)"
-    )
+    assert new.startswith(f"1 new since the first shard began ({folder}/collie/000.png): left out")
     assert f"{photos[1]}: no such file" in gone
     files = [row["file"] for row in open_results(out)]
     assert files == [str(photo) for photo in photos if photo != photos[1]]

@@ -507,7 +507,7 @@ def test_shards_that_begin_at_once_agree_on_one_list(tmp_path: Path) -> None:
     assert agree(tmp_path, first) == (first, [])
     shared, (line,) = agree(tmp_path, second)
     assert shared == first
-    assert line.startswith("1 images came after the first shard had begun (c): they are left out")
+    assert line.startswith("1 new since the first shard began (c): left out")
     mark_merged(tmp_path, first)
     assert agree(tmp_path, second) == (second, [])
 

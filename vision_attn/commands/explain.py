@@ -124,8 +124,9 @@ def say_class(summary: "GallerySummary", photo: Path) -> None:
     """Print the class of one photo and its probability, where the network gave one."""
     for record in summary.records():
         own = Path(record["file"]).absolute() == photo.absolute()
-        if own and record["probability"] is not None:
-            say(f"{photo.name}: {record['predicted']} ({record['probability']:.1%})")
+        if own and record.get("probability") is not None:
+            unlike = f"; {record['unlike']}" if record.get("unlike") else ""
+            say(f"{photo.name}: {record['predicted']} ({record['probability']:.1%}){unlike}")
             return
 
 

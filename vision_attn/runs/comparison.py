@@ -250,7 +250,7 @@ class Comparison:
         ]
         if right := self.accuracy():
             lines.append(
-                f"Accuracy {right['a']:.1%} and {right['b']:.1%}: the second's is higher by "
+                f"Accuracy {right['a']:.1%} and {right['b']:.1%}: the second less the first is "
                 f"{right['difference']:.1%} ({right['low']:.1%} to {right['high']:.1%})."
             )
         for name in self.methods:

@@ -135,8 +135,8 @@ def agree(folder: Path, run: RunFile) -> tuple[RunFile, list[str]]:
         return known, []
     named = ", ".join(new[:NAMED]) + (", ..." if len(new) > NAMED else "")
     return known, [
-        f"{len(new)} images came after the first shard had begun ({named}): they are left out: "
-        "when all shards are done, run them again, which adds these"
+        f"{len(new)} new since the first shard began ({named}): left out; when all shards are "
+        "done, run them again, which adds what is new"
     ]
 
 

@@ -18,7 +18,8 @@ def trust_of(results: Results) -> Trust:
     verdict = judge(results)
     ranks = mean_ranks(results, verdict.of("yes"))
     ordered = sorted(ranks, key=lambda method: ranks[method])
-    return Trust(tuple(ordered), verdict.images, str(results.settings["data"]))
+    images = min((one.images for one in verdict.methods), default=0)
+    return Trust(tuple(ordered), images, str(results.settings["data"]))
 
 
 def mean_ranks(results: Results, methods: Sequence[str]) -> dict[str, float]:
