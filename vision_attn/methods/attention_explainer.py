@@ -7,7 +7,7 @@ k classes, head, i queries, e value width.
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, final
 
@@ -26,8 +26,8 @@ from vision_attn.tokens.path.chain import Chain, Patches, PropagationRule
 from vision_attn.tokens.path.path import NO_ATTENTION, Path, find_path
 from vision_attn.tokens.path.support import refusal_of
 from vision_attn.tokens.record.calls import AttentionCall, Fusion
-from vision_attn.tokens.record.log import Part, Record, RecordError
-from vision_attn.tokens.record.record import Recorder, record_attention
+from vision_attn.tokens.record.log import Part, Record
+from vision_attn.tokens.record.record import record_attention
 from vision_attn.types import Head, Heatmaps, Images, Model, TokenLayout
 
 __all__ = [
@@ -207,23 +207,10 @@ def trace(
     Raises ValueError where no map can be carried along the calls, or the layout does not fit them.
     """
     path = find_path(network, images)
-    record = None if path.norms is None else _recorded_inside(path, network, images, keep, fusion)
-    if record is None:
-        with record_attention(network, keep, fusion) as record:
-            infer(network, images)
+    with record_attention(network, keep, fusion) as record:
+        infer(network, images)
     calls = path.counted(record.calls, len(images), network)
     return _traced(path, record, calls, layout, images)
-
-
-def _recorded_inside(
-    path: Path, network: nn.Module, images: Images, keep: Sequence[Part], fusion: Fusion | None
-) -> Record | None:
-    """Record a run where its path shows attention; None for another path than that."""
-    recorder = Recorder(frozenset(keep), fusion)
-    with suppress(RecordError), recorder.watching(network, path.norms):
-        infer(network, images)
-    callers = [call.module for call in recorder.record.calls]
-    return recorder.record if callers == [step.module for step in path.steps] else None
 
 
 def trace_gradients(

@@ -326,6 +326,33 @@ def test_a_path_is_remembered_until_the_network_changes(monkeypatch: pytest.Monk
     assert len(runs) == 2
 
 
+class MoreForBright(nn.Module):
+    """A network that attends once more, outside of its modules, where the image is bright."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 12, 7, 7)
+        self.layer = nn.TransformerEncoderLayer(12, 3, 24, batch_first=True)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, images: torch.Tensor) -> Any:
+        x = self.layer(self.embed(images).flatten(2).mT)
+        if images.mean() > 0.5:
+            x = x + F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize(("first", "second", "calls"), [(0.2, 0.8, (2, 1)), (0.8, 0.2, (1, 2))])
+def test_a_path_that_changes_with_the_image_is_refused_and_not_believed(
+    first: float, second: float, calls: tuple[int, int]
+) -> None:
+    network = MoreForBright().eval()
+    Rollout()(network, torch.full((1, 3, 28, 35), first))
+    line = f"made {calls[0]} attention calls, and {calls[1]} for another image of this size"
+    with pytest.raises(ValueError, match=line):
+        Rollout()(network, torch.full((1, 3, 28, 35), second))
+
+
 def test_legrad_says_why_where_its_list_holds_the_bare_attention() -> None:
     class Bare(Own):
         def forward(self, images: torch.Tensor) -> Any:

@@ -50,8 +50,6 @@ class Path:
         caveats: Sentences of what the run does not prove, or a map does not show.
         unread: The sentence for a classifier whose reading the run does not prove; a layout that is
             given settles that.
-        norms: Names of the modules whose norms the outliers are read from; None: not known, so that
-            a run is watched as a whole.
 
     Examples:
         >>> import torch
@@ -74,7 +72,6 @@ class Path:
     left_out: str | None = None
     caveats: Sequence[str] = ()
     unread: str | None = None
-    norms: frozenset[str] | None = None
 
     def __str__(self) -> str:
         lines = [self._tokens()]
@@ -351,13 +348,10 @@ def run_path(network: nn.Module, images: Images) -> Path:
     )
     refusal = UNKNOWN_PLACES.format(walk.links[0].before) if layout is None else None
     chain = replace(chain, layout=layout or UNPLACED)
-    remarks: dict[str, Any] = {
-        "caveats": writer.caveats,
-        "unread": writer.unread,
-        "norms": run.norms,
-    }
     if writer.begins is None or len(writer.used) == len(run.used):
-        return Path(run.steps, chain, layout, refusal, patch, **remarks)
+        return Path(
+            run.steps, chain, layout, refusal, patch, caveats=writer.caveats, unread=writer.unread
+        )
     begin, reason = writer.begins
     steps = [
         replace(step, used=False, mixed=True) if index < begin and step.used else step
@@ -365,7 +359,7 @@ def run_path(network: nn.Module, images: Images) -> Path:
     ]
     counted = sum(step.used for step in steps)
     left_out = f"a map shows the last {counted} of {len(run.used)} attention calls alone: {reason}"
-    return Path(steps, chain, layout, refusal, patch, left_out, **remarks)
+    return Path(steps, chain, layout, refusal, patch, left_out, writer.caveats, writer.unread)
 
 
 def _in_words(layout: TokenLayout) -> str:

@@ -86,7 +86,7 @@ class TracedRun:
 
     read: the origins of the logits. used: the calls that the logits depend on. For each of them,
     after `read_steps`: queries, keys, outputs, the origins in each window; aliases: outputs of a
-    head that counts as batch, by the first head's. norms: as of `Path`.
+    head that counts as batch, by the first head's.
 
     Examples:
         >>> import torch
@@ -99,14 +99,8 @@ class TracedRun:
         ([0, 1], 5)
     """
 
-    def __init__(
-        self,
-        tracer: Tracer,
-        calls: Sequence[AttentionCall],
-        out: Any,
-        norms: frozenset[str] | None = None,
-    ):
-        self.tracer, self.calls, self.norms = tracer, calls, norms
+    def __init__(self, tracer: Tracer, calls: Sequence[AttentionCall], out: Any):
+        self.tracer, self.calls = tracer, calls
         self.origins: Origins = tracer.origins
         self.owner: dict[int, int] = {}
         for index, call in tracer.calls.items():
@@ -313,7 +307,7 @@ def followed(network: nn.Module, two: Images, watch: Watch | None, tracer: Trace
     around = nullcontext() if watch is None else watch(tracer)
     with refused_in_words(), recorder.watching(network), tracer, around:
         out = infer(network, images)
-    return TracedRun(tracer, recorder.record.calls, out, recorder.norms_of(network))
+    return TracedRun(tracer, recorder.record.calls, out)
 
 
 @contextmanager

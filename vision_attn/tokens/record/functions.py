@@ -136,7 +136,6 @@ class CallMode(TorchFunctionMode):
             outputs[out] = UNSUMMED
         elif func in NORM and args[0].ndim == 3:
             log.record.streams[args[0].shape[1]] = args[0].detach()
-            log.norm_weights[args[0].shape[1]] = kwargs.get("weight")
         return out
 
     def _sdpa(self, inputs: SDPAInputs) -> Tensor:

@@ -1,12 +1,10 @@
 """The hooks on modules: one call for each attention module, and our own attention by its parts.
 
-Where it is known which modules all that is recorded comes of, they open the mode there alone.
-
 Axes: b batch, n tokens, d width of a token, head, i queries, j keys.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +14,6 @@ from vision_attn.attention.normalizers import Softmax
 from vision_attn.attention.scores import DotProduct
 from vision_attn.attention.windows import Global
 from vision_attn.hooks import Hooks
-from vision_attn.inference import modules_of
 from vision_attn.tokens.modules import attending
 from vision_attn.tokens.record.log import CallLog, RecordError, Run, nothing
 
@@ -26,8 +23,7 @@ __all__ = ["ModuleHooks"]
 class ModuleHooks:
     """Check that each attention module makes one call a run; record our own attention.
 
-    Modules inside an attention module make their calls for it. mode: opened by `attached` where it
-    is told of norms.
+    Modules inside an attention module make their calls for it.
 
     Examples:
         >>> import torch
@@ -42,54 +38,20 @@ class ModuleHooks:
         2
     """
 
-    def __init__(self, log: CallLog, mode: AbstractContextManager[Any] | None = None):
-        self.log, self.mode = log, mode
+    def __init__(self, log: CallLog):
+        self.log = log
         self.runs: list[Run] = []  # of the network
-        self._inside = 0  # modules that run and have the mode open
-        self._opens = False
 
     @contextmanager
-    def attached(self, network: nn.Module, norms: frozenset[str] | None = None) -> Iterator[None]:
-        """Keep hooks on the network and its attention modules while this is open.
-
-        norms: modules by name; the mode is opened in these and in attention modules alone. None:
-        whoever calls this opens it.
-        """
-        self._opens = norms is not None
-        with self._closed_at_last(), Hooks() as hooks:
+    def attached(self, network: nn.Module) -> Iterator[None]:
+        """Keep hooks on the network and its attention modules while this is open."""
+        with Hooks() as hooks:
             hooks.before(network, self._before_network)
             hooks.after(network, self._after_network, always_call=True)
             for module, name in attending(network).items():
                 hooks.before(module, self._before(name, module))
                 hooks.after(module, self._after(name), with_kwargs=True, always_call=True)
-            if norms:
-                for module, name in modules_of(network).items():
-                    if name in norms:
-                        hooks.before(module, self._enter)
-                        hooks.after(module, self._leave, always_call=True)
             yield
-
-    def _enter(self, *_: Any) -> None:
-        """Open the mode, if it is these hooks that do, unless a module around has it open."""
-        if self._opens:
-            if not self._inside and self.mode is not None:
-                self.mode.__enter__()
-            self._inside += 1
-
-    def _leave(self, *_: Any) -> None:
-        if self._inside:
-            self._inside -= 1
-            if not self._inside and self.mode is not None:
-                self.mode.__exit__(None, None, None)
-
-    @contextmanager
-    def _closed_at_last(self) -> Iterator[None]:
-        """Close the mode where a module was left without its hooks, as by a keyboard interrupt."""
-        try:
-            yield
-        finally:
-            self._inside = min(self._inside, 1)
-            self._leave()
 
     def _before_network(self, _network: nn.Module, _args: tuple[Any, ...]) -> None:
         self.runs.append(self.log.start_run(""))
@@ -106,7 +68,6 @@ class ModuleHooks:
         log, deferred = self.log, is_softmax_of_products(module)
 
         def hook(_module: nn.Module, _args: tuple[Any, ...]) -> None:
-            self._enter()
             log.running.append(log.start_run(name))
             log.deferred += deferred
             log.forget_kernel()  # a call that failed
@@ -126,14 +87,12 @@ class ModuleHooks:
             if run.failed(out):
                 del calls[run.calls :]
                 log.running.pop()
-                self._leave()
                 return
             if isinstance(module, Attend):
                 self._attend(module, run.calls, out, *args, **kwargs)
             if isinstance(module, Readout):
                 self._read_out(module, run.calls, out, *args, **kwargs)
             log.running.pop()
-            self._leave()
             if not log.running:
                 log.record.expected.append(name)
             if (count := len(calls) - run.calls) != 1:

@@ -107,7 +107,6 @@ class CallLog:
         self.fused_map: Tensor | None = None
         self.lse: Tensor | None = None
         self.last_memory: Memory = (nothing, nothing)
-        self.norm_weights: dict[int, Tensor | None] = {}  # of the norms of the record's streams
 
     @property
     def in_scope(self) -> bool:

@@ -10,14 +10,13 @@ runs.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, get_args
+from contextlib import contextmanager
+from typing import get_args
 
 from torch import nn
 
 from vision_attn.arguments import checked
 from vision_attn.compat.torch_private import uncompiled
-from vision_attn.inference import modules_of
 from vision_attn.tokens.modules import network_of, why_opaque
 from vision_attn.tokens.record.calls import Fusion
 from vision_attn.tokens.record.functions import CallMode
@@ -123,7 +122,7 @@ class Recorder:
     ):
         self._log = CallLog(keep, fusion, tracer, detach)
         self._mode = CallMode(self._log)
-        self._hooks = ModuleHooks(self._log, self._mode)
+        self._hooks = ModuleHooks(self._log)
 
     @property
     def record(self) -> Record:
@@ -131,32 +130,11 @@ class Recorder:
         return self._log.record
 
     @contextmanager
-    def watching(self, network: nn.Module, norms: frozenset[str] | None = None) -> Iterator[None]:
+    def watching(self, network: nn.Module) -> Iterator[None]:
         """Record the runs of `network` in the thread that made this recorder, while this is open.
-
-        Args:
-            network: What is watched.
-            norms: As `norms_of` gives them of a run before. Torch's functions are then seen in
-                these modules and in attention modules alone, so that all others take no longer
-                than without.
 
         Raises:
             ValueError: An attention module ran without exactly one call seen.
         """
-        mode: AbstractContextManager[Any] = nullcontext() if norms is not None else self._mode
-        with self._hooks.attached(network, norms), mode, uncompiled():
+        with self._hooks.attached(network), self._mode, uncompiled():
             yield
-
-    def norms_of(self, network: nn.Module) -> frozenset[str] | None:
-        """Name the modules whose norms saw the record's streams in a run that was watched.
-
-        None where something on record came of neither these nor an attention module.
-        """
-        if not all(call.module for call in self.record.calls):
-            return None
-        holders: dict[int, list[str]] = {}
-        for module, name in modules_of(network).items():
-            for weight in module.parameters(recurse=False):
-                holders.setdefault(id(weight), []).append(name)
-        norms = [holders.get(id(weight)) for weight in self._log.norm_weights.values()]
-        return frozenset(name for names in norms for name in names or ()) if all(norms) else None
