@@ -125,18 +125,18 @@ def beside_public(module: str) -> list[str]:
     """Return what a module lists in `__all__` that is no public name."""
     listed = getattr(import_module(f"vision_attn.{module}"), "__all__", ())
     values = [(name, getattr(import_module(f"vision_attn.{module}"), name)) for name in listed]
-    known = {id(name.value) for name in public().values()}
+    public_ids = {id(name.value) for name in public().values()}
     return [
         name
         for name, value in values
-        if not isinstance(value, ModuleType) and id(value) not in known
+        if not isinstance(value, ModuleType) and id(value) not in public_ids
     ]
 
 
 # ---------------------------------------------------------------- pages
 
 
-class Asked(NamedTuple):
+class Placeholder(NamedTuple):
     """A placeholder of a page of docs/reference, with the names that it is the first to ask for."""
 
     kind: str
@@ -150,7 +150,7 @@ class Asked(NamedTuple):
 
 
 @cache
-def asked(stem: str) -> list[Asked]:
+def placeholders_of(stem: str) -> list[Placeholder]:
     """Return the placeholders of docs/reference/STEM.md in their order."""
     text = (DOCS / f"reference/{stem}.md").read_text(encoding="utf-8")
     seen: set[str] = set()
@@ -161,7 +161,7 @@ def asked(stem: str) -> list[Asked]:
         if kind != "internals" and not names:
             raise ValueError(f"docs/reference/{stem}.md: all of {paths} stands above already")
         seen |= {name.path for name in names}
-        placeholders.append(Asked(kind, paths, names))
+        placeholders.append(Placeholder(kind, paths, names))
     return placeholders
 
 
@@ -178,9 +178,9 @@ def placed() -> dict[str, str]:
     """Return the address of each public name's page. Raises ValueError for a name without one."""
     places: dict[str, str] = {}
     for stem in stems():
-        for one in asked(stem):
-            for name in one.names:
-                file = one.title if one.kind == "group" else name.name
+        for placeholder in placeholders_of(stem):
+            for name in placeholder.names:
+                file = placeholder.title if placeholder.kind == "group" else name.name
                 places.setdefault(name.path, f"reference/{stem}/{file}.md")
     missing = sorted(set(public()) - set(places))
     if missing:
@@ -191,19 +191,23 @@ def placed() -> dict[str, str]:
 @cache
 def pages() -> list[Page]:
     """Return every page that the placeholders ask for."""
-    made: list[Page] = []
+    generated: list[Page] = []
     for stem in stems():
-        for one in asked(stem):
-            own = [n for n in one.names if placed()[n.path].startswith(f"reference/{stem}/")]
-            if one.kind == "internals":
-                made += [inside(module, stem) for module in one.paths.split()]
-            elif one.kind != "group":
-                made += [of_name(name, stem) for name in own]
+        for placeholder in placeholders_of(stem):
+            own = [
+                n for n in placeholder.names if placed()[n.path].startswith(f"reference/{stem}/")
+            ]
+            if placeholder.kind == "internals":
+                generated += [inside(module, stem) for module in placeholder.paths.split()]
+            elif placeholder.kind != "group":
+                generated += [of_name(name, stem) for name in own]
             elif own:
-                body = "\n\n".join([f"# {one.title}", *(directive(name, 2) for name in own)])
-                uri, imported = f"reference/{stem}/{one.title}.md", f"import {own[0].part}"
-                made.append(Page(uri, one.title, stem, body, imported))
-    return made
+                body = "\n\n".join(
+                    [f"# {placeholder.title}", *(directive(name, 2) for name in own)]
+                )
+                uri, imported = f"reference/{stem}/{placeholder.title}.md", f"import {own[0].part}"
+                generated.append(Page(uri, placeholder.title, stem, body, imported))
+    return generated
 
 
 def of_name(name: Name, stem: str) -> Page:
@@ -260,19 +264,21 @@ def filled(markdown: str, stem: str, root: str = "", language: str = "en") -> st
             return f"[`{text}`]({uri.removeprefix('reference/')})"
         return f'<a href="{root}{uri.removesuffix(".md")}.html"><code>{text}</code></a>'
 
-    def tabled(one: Asked) -> str:
-        if one.kind == "explainers":
-            return explainers([(link(placed()[name.path], name.name), name) for name in one.names])
-        if one.kind != "internals":
-            rows = [(link(placed()[name.path], name.name), name.line) for name in one.names]
+    def tabled(placeholder: Placeholder) -> str:
+        if placeholder.kind == "explainers":
+            return explainers(
+                [(link(placed()[name.path], name.name), name) for name in placeholder.names]
+            )
+        if placeholder.kind != "internals":
+            rows = [(link(placed()[name.path], name.name), name.line) for name in placeholder.names]
             return table(("name", "what it is"), rows)
         rows = []
-        for module in one.paths.split():
+        for module in placeholder.paths.split():
             about = first_line(import_module(f"vision_attn.{module}"))
             rows.append((link(inside_uri(module, stem), module), about))
         return table(("module", "what it is for"), rows)
 
-    tables = map(tabled, asked(stem)) if PLACEHOLDER.search(markdown) else iter(())
+    tables = map(tabled, placeholders_of(stem)) if PLACEHOLDER.search(markdown) else iter(())
     return PLACEHOLDER.sub(lambda _: next(tables), markdown)
 
 

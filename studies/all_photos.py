@@ -85,12 +85,12 @@ def main() -> None:
 def rows_of(spec: str, results: Results) -> Iterator[list[str]]:
     """A row a map; its lead is the least of those on the maps that know nothing of the network."""
     for method in [*results.methods, *sorted(results.baselines)]:
-        known = method in results.baselines
-        row = [f"`{spec.partition(':')[2]}`", f"*{method}*" if known else method]
+        is_baseline = method in results.baselines
+        row = [f"`{spec.partition(':')[2]}`", f"*{method}*" if is_baseline else method]
         for metric in ("deletion", "insertion"):
             row.append(interval(list(results.numbers(metric, method).values())))
         for metric in ("deletion", "insertion"):
-            row.append("" if known else least_lead(results, metric, method))
+            row.append("" if is_baseline else least_lead(results, metric, method))
         yield [*row, str(results.mean("deletion", method).n)]
 
 

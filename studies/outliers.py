@@ -79,8 +79,10 @@ def main() -> None:
         rows = [row(norms[:, level], level) for level in range(norms.size(1))]
         print(markdown_table(HEADER, rows))
         maps = [Rollout()(model, batch) for batch in batches]
-        masses = torch.cat([one.outlier_mass for one in maps if one.outlier_mass is not None])
-        alike = spearman(torch.cat([one.values.flatten(1) for one in maps]), norms[:, -1])
+        masses = torch.cat(
+            [heatmaps.outlier_mass for heatmaps in maps if heatmaps.outlier_mass is not None]
+        )
+        alike = spearman(torch.cat([heatmaps.values.flatten(1) for heatmaps in maps]), norms[:, -1])
         print(
             f"Rollout: {masses.mean():.2%} of the map on outliers, rank correlation with the "
             f"last norms {alike.mean():.2f}\n"
@@ -88,7 +90,7 @@ def main() -> None:
         if args.score:
             methods = [Rollout(), Rollout(smooth=1.0)]
             evidence = ReadoutEvidence(), ReadoutEvidence(smooth=1.0)
-            methods += [one for one in evidence if one.refusal(model.network) is None]
+            methods += [method for method in evidence if method.refusal(model.network) is None]
             folder = args.scores / spec.replace("/", "_").rpartition(":")[2]
             print(vision_attn.score(model, args.data, methods, limit=args.score, output=folder))
 

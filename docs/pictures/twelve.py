@@ -37,10 +37,10 @@ def main() -> None:
     draw = ImageDraw.Draw(sheet)
     for column, file in enumerate(chosen):
         left = LEFT + column * step
-        found = model.explain(file, METHODS, target="label")
-        sheet.paste(found.photo.resize((SIDE, SIDE)), (left, 0))
+        explanation = model.explain(file, METHODS, target="label")
+        sheet.paste(explanation.photo.resize((SIDE, SIDE)), (left, 0))
         for row in range(len(METHODS)):
-            sheet.paste(found.overlay(row).resize((SIDE, SIDE)), (left, (row + 1) * step))
+            sheet.paste(explanation.overlay(row).resize((SIDE, SIDE)), (left, (row + 1) * step))
     for row, name in enumerate(("photo", *METHODS)):
         draw.text((4, row * step + SIDE / 2), name, fill="black", font_size=12, anchor="lm")
     sheet.save(FILE, quality=88)
