@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,15 @@ from vision_attn.pages import inspect as parts
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 Open = Callable[..., Page]
+
+# A page draws with its next frame, which a busy machine shows late. Here it draws at once, so that
+# a test reads what its last click or key has changed.
+DRAW_AT_ONCE = """
+globalThis.requestAnimationFrame = (draw) => {
+  queueMicrotask(() => draw(performance.now()));
+  return 1;
+};
+"""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -33,28 +43,40 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+def window(browser: Browser) -> Iterator[Open]:
+    """Opens an empty page in a window of its own, whose pages draw at once."""
+    contexts = []
+
+    def open_window(**options: Any) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1300, "height": 900}, **options})
+        contexts.append(context)
+        context.add_init_script(DRAW_AT_ONCE)
+        return context.new_page()
+
+    yield open_window
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def show(window: Open, tmp_path: Path) -> Iterator[Open]:
     """Opens inspections, or HTML, as a file; in the end there was no complaint and no request."""
-    pages: list[Any]
-    pages, complaints, requests = [], [], []
+    complaints: list[str]
+    complaints, requests = [], []
+    files = count()
 
     def open_page(shown: list[parts.Inspection] | str, link: str = "", **context: Any) -> Page:
-        file = tmp_path / f"{len(pages)}.html"
+        file = tmp_path / f"{next(files)}.html"
         file.write_text(shown if isinstance(shown, str) else parts.Page.of(shown).html)
-        page = browser.new_context(
-            **{"viewport": {"width": 1280, "height": 860}, **context}
-        ).new_page()
+        page = window(**{"viewport": {"width": 1280, "height": 860}, **context})
         page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: complaints.append(f"{error.message} {error.stack}"))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(f"{file.as_uri()}#{link}")
         if not isinstance(shown, str):
             page.wait_for_selector("html[data-ready]")
-        pages.append(page)
         return page
 
     yield open_page
-    for page in pages:
-        page.context.close()
     assert complaints == []
     assert [url for url in requests if not url.startswith(("file://", "data:", "blob:"))] == []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from vision_attn.pages import Gallery, Row, Shot, Text, write_page
 from vision_attn.pages.inspect import Inspection, Page, Prediction, ShownMap, Weights
@@ -90,21 +90,18 @@ def test_every_template_is_found_again_with_what_stands_in_it(
 
 
 @pytest.fixture
-def visit(browser: Browser) -> Iterator[Callable[..., Any]]:
+def visit(window: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Opens a page in a browser of a language; in the end nothing complained."""
-    contexts, complaints = [], []
+    complaints = []
 
-    def open_page(path: Path, locale: Any) -> Any:
-        contexts.append(browser.new_context(locale=locale, viewport={"width": 1300, "height": 900}))
-        page = contexts[-1].new_page()
+    def open_page(path: Path, locale: str) -> Any:
+        page = window(locale=locale)
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(error.message))
         page.goto(path.as_uri())
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
     assert complaints == []
 
 

@@ -1,6 +1,7 @@
 """Every page in Japanese and Chinese: what stays English are names, code and errors alone."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import pytest
 import torch
 from axe_playwright_python.base import AXE_SCRIPT
 from PIL import Image
-from playwright.sync_api import Browser
 from torch import nn
 
 import vision_attn
@@ -247,8 +247,8 @@ def written(
 
 
 @pytest.mark.parametrize("locale", ["ja", "zh"])
-def test_nothing_stays_english(browser: Browser, written: Path, locale: str) -> None:
-    page = browser.new_context(locale=locale, viewport={"width": 1300, "height": 900}).new_page()
+def test_nothing_stays_english(window: Callable[..., Any], written: Path, locale: str) -> None:
+    page = window(locale=locale)
     complaints = []
     page.on("pageerror", lambda error: complaints.append(error.message))
     page.goto(written.as_uri())
