@@ -16,7 +16,8 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 Open = Callable[..., Page]
 
 # A page draws with its next frame, which a busy machine shows late. Here it draws at once, so that
-# a test reads what its last click or key has changed.
+# a test reads what its last click or key has changed. `wait_for_function` then needs `polling` in
+# milliseconds: by default it polls with each frame, and would let nothing else run.
 DRAW_AT_ONCE = """
 globalThis.requestAnimationFrame = (draw) => {
   queueMicrotask(() => draw(performance.now()));
@@ -56,6 +57,15 @@ def window(browser: Browser) -> Iterator[Open]:
     yield open_window
     for context in contexts:
         context.close()
+
+
+def link_of(page: Page) -> str:
+    """The link to what a page shows, once the page has written it into its address."""
+    written = """async () => {
+      while (location.hash !== `#${linkOf(state)}`) await new Promise((next) => setTimeout(next, 20));
+      return location.hash.slice(1);
+    }"""
+    return str(page.evaluate(written))
 
 
 @pytest.fixture

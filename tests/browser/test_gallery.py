@@ -113,7 +113,7 @@ def test_filters_go_together_and_reset(gallery: Callable[..., Page]) -> None:
     assert names(page) == []
     assert page.locator(".above .range").inner_text() == "None of 60 photos matches"
     page.locator("button[type=reset]").click()
-    page.wait_for_function("document.querySelectorAll('article').length === 24")
+    page.wait_for_function("document.querySelectorAll('article').length === 24", polling=20)
     choose(page, "verdict", "right")
     assert names(page) == [i for i in range(60) if CLASSES[i % 2] == CLASSES[i % 3]][:24]
     choose(page, "verdict", "")
@@ -168,7 +168,9 @@ def test_the_enlarged_picture_steps_through_folded_maps_and_hands_the_focus_back
     page.keyboard.press("ArrowDown")
     assert caption.inner_text() == "2.png · GradCAM"
     page.keyboard.press("Escape")
-    page.wait_for_function("document.activeElement.tagName === 'SUMMARY'")  # close comes later
+    page.wait_for_function(
+        "document.activeElement.tagName === 'SUMMARY'", polling=20
+    )  # close comes later
     card = "document.activeElement.closest('article')"
     assert page.evaluate(f"{card}.querySelector('h3').textContent") == "2.png"
 

@@ -21,6 +21,8 @@ from vision_attn.pages.inspect import (
 )
 from vision_attn.render import ColorMap, Dim, overlay, times_uniform
 
+from .conftest import link_of
+
 pytestmark = pytest.mark.browser
 
 RNG = np.random.default_rng(0)
@@ -171,8 +173,7 @@ def test_several_queries_are_held_at_once(show: Any) -> None:
     settle(page)
     tokens.append(2 + 2 * 7 + 4)
     assert np.abs(shown_map(page) - mean()).max() <= 0.01 * mean().max()
-    page.wait_for_timeout(300)  # until the link is written
-    again = show([shown], page.url.split("#")[1])
+    again = show([shown], link_of(page))
     np.testing.assert_allclose(shown_map(again), shown_map(page), rtol=1e-6)
     click_patch(page, 1, 1)
     assert_shown(page, shown, 1, -1, 2 + 8)
@@ -259,9 +260,8 @@ def test_the_link_restores_what_was_seen(show: Any) -> None:
     page.locator(".view").nth(1).get_by_role("button", name="GradCAM").click()
     page.locator(".view").nth(1).get_by_role("button", name="dog").click()
     settle(page)
-    page.wait_for_timeout(300)  # until the link is written
     before = page.evaluate("JSON.stringify(state)")
-    link = page.url.split("#")[1]
+    link = link_of(page)
     again = show(shown, link)
     assert again.evaluate("JSON.stringify(state)") == before
     np.testing.assert_allclose(shown_map(again), shown_map(page))

@@ -27,6 +27,8 @@ from vision_attn.pages.inspect.inspection import Look, inspect
 from vision_attn.tokens import layout_of
 from vision_attn.types import Model
 
+from .conftest import link_of
+
 RNG = np.random.default_rng(0)
 PHOTO = Image.fromarray(RNG.integers(0, 256, (5, 9, 3), dtype=np.uint8)).resize((360, 200))
 SMALL: dict[str, Any] = {"embed_dim": 12, "depths": (2, 2), "num_heads": (2, 3), "num_classes": 5}
@@ -329,8 +331,7 @@ def test_the_hint_goes_with_the_first_click_and_stays_gone_in_the_link(show: Any
     page.get_by_role("tab", name="Attention").click()
     click(page, 0.5, 0.5)
     assert not page.locator(".hint").is_visible()
-    page.wait_for_timeout(300)  # until the link is written
-    again = show(html, page.url.split("#")[1])
+    again = show(html, link_of(page))
     again.wait_for_selector("html[data-ready]")
     assert not again.locator(".hint").is_visible()
 
