@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vision_attn
 from vision_attn.attention import SqueezeExcite
+from vision_attn.compat import torch_private
 from vision_attn.data import Preprocess
 from vision_attn.evaluate import Deletion, FilledCells, Insertion, PointingGame
 from vision_attn.methods import ChannelGates, GradCAM, IntegratedGradients, Occlusion
@@ -62,6 +63,10 @@ def default_device(device: str) -> Iterator[None]:
         yield
     finally:
         torch.set_default_device(None)
+        if (
+            torch.__version__ < "2.10"
+        ):  # which then fails in get_default_device, for all that follow
+            del torch._GLOBAL_DEVICE_CONTEXT.device_context
 
 
 @contextmanager
@@ -451,7 +456,7 @@ def plain(call: str) -> dict[str, Any]:
 def settings() -> list[Any]:
     """What the caller may have set, or may draw from."""
     return [
-        *(torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()),
+        *(torch.get_default_dtype(), torch_private.default_device(), torch.is_grad_enabled()),
         *(torch.is_inference_mode_enabled(), torch.get_num_threads()),
         *(torch.are_deterministic_algorithms_enabled(), torch.is_anomaly_enabled()),
         *(torch.is_autocast_enabled("cpu"), torch.get_float32_matmul_precision()),

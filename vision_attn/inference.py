@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_attn.compat.process_wide import ProcessWide
-from vision_attn.compat.torch_private import saved_buffers, write_count
+from vision_attn.compat.torch_private import default_device, saved_buffers, write_count
 from vision_attn.errors import quoted
 from vision_attn.standing import Standing, standing_of
 from vision_attn.types import Model
@@ -350,7 +350,7 @@ def usual_defaults() -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_FLOAT32.held())
-        if torch.get_default_device().type != "cpu":
+        if default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         yield
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -56,9 +56,12 @@ def test_a_mode_of_ours_sees_each_operation_with_and_without_the_compiler(
     reach: str | None, without: Callable[..., Any]
 ) -> None:
     base = getattr(import_module(reaches.DISPATCH), reaches.DISPATCH_MODE)
-    assert hasattr(base, reaches.LEFT_ALONE), gone(
-        f"{reaches.DISPATCH_MODE}.{reaches.LEFT_ALONE}", "the first map takes seconds longer"
-    )
+    if torch.__version__ >= "2.10":
+        assert hasattr(base, reaches.LEFT_ALONE), gone(
+            f"{reaches.DISPATCH_MODE}.{reaches.LEFT_ALONE}", "the first map takes seconds longer"
+        )
+    elif reach:
+        pytest.skip("torch 2.9 loads no compiler for a mode")
     if reach:
         without(reach)
     seen = []
@@ -340,6 +343,13 @@ def test_with_hooks_as_many_operations_are_counted(monkeypatch: pytest.MonkeyPat
 # compilation
 
 
+class Doubled(nn.Linear):
+    """torch 2.9 compiles no module whose forward is torch's own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
 @pytest.fixture
 def compiled() -> Iterator[tuple[nn.Linear, Callable[..., Any]]]:
     """A module that was compiled in place, and whether a call of it is compiled."""
@@ -352,7 +362,7 @@ def compiled() -> Iterator[tuple[nn.Linear, Callable[..., Any]]]:
 
         return run
 
-    module = nn.Linear(3, 5)
+    module = Doubled(3, 5)
     module.compile(backend=backend)
 
     def runs_compiled() -> bool:

@@ -69,6 +69,17 @@ def _dispatch_mode() -> Any:
 DispatchMode: Any = _dispatch_mode()
 
 
+def default_device() -> torch.device:
+    """The device that tensors are made on where none is named.
+
+    torch 2.9 raises an error in `get_default_device` after `set_default_device(None)`.
+    """
+    try:
+        return torch.get_default_device()
+    except AttributeError:
+        return torch.device("cpu")
+
+
 def unwatched() -> AbstractContextManager[Any]:
     """Keep what runs in this thread from all dispatch modes.
 

@@ -183,7 +183,8 @@ def _open(path: Path) -> "cv2.VideoCapture":
 
     with regular_file(path) as file:
         head = file.read(189)
-    cv2.utils.logging.setLogLevel(0)
+    set_level = getattr(cv2, "setLogLevel", None)  # OpenCV 4
+    (set_level or cv2.utils.logging.setLogLevel)(0)
     capture = cv2.VideoCapture()
     if CONTAINERS.match(head):
         capture.open(
