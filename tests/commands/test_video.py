@@ -341,12 +341,13 @@ def test_two_clips_of_a_folder_are_two_films(
     for path in tmp_path.glob("*_*.png"):
         path.rename(tmp_path / "clips" / path.name)
     out = tmp_path / "out"
-    assert explain(models("senet"), tmp_path / "clips", "--frames", 5, "-o", out) == 0
+    options = "--method", "EdgeMap", "--frames", 5, "-o", out
+    assert explain(models("senet"), tmp_path / "clips", *options) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{FRAMES} frames of {tmp_path}/clips/a explained: {out}",
         f"{FRAMES} frames of {tmp_path}/clips/b explained: {out}",
     ]
-    assert explain(models("senet"), folder, "--frames", 5, "-o", out) == 0
-    alone, a, b = (np.load(out / f"{name}.GradCAM.npy") for name in ("still", "a", "b"))
+    assert explain(models("senet"), folder, *options) == 0
+    alone, a, b = (np.load(out / f"{name}.EdgeMap.npy") for name in ("still", "a", "b"))
     np.testing.assert_array_equal(a, alone)
     assert not np.array_equal(b, alone)
