@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import vision_attn
 from vision_attn import evaluate
@@ -23,11 +24,14 @@ from vision_attn.attention import CBAM, add_gates
 from vision_attn.data import Preprocess
 from vision_attn.devices import forward_format
 from vision_attn.evaluate import Removal
+from vision_attn.inference import eval_mode
 from vision_attn.methods import (
     Explainer,
     GradCAM,
+    HiResCAM,
     IntegratedGradients,
     LeGrad,
+    LibraGradient,
     Relevance,
     choose_methods,
     fitting_methods,
@@ -456,6 +460,71 @@ def test_the_callers_modes_stay() -> None:
             GradCAM()(network, IMAGES)
             class_logits(network, IMAGES)
             assert state(network) == before
+
+
+# gradient checkpoints of the network's own
+
+
+class Checkpointed(nn.Module):
+    """Computes its first half again in a backward pass, and counts how often it runs."""
+
+    def __init__(self, *modules: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.body, self.reentrant, self.runs = nn.Sequential(*modules), reentrant, 0
+
+    def forward(self, x: Any) -> Any:
+        return checkpoint(self.run, x, use_reentrant=self.reentrant)
+
+    def run(self, x: Any) -> Any:
+        self.runs += 1
+        return self.body(x)
+
+
+def checkpointed(reentrant: bool) -> tuple[nn.Sequential, nn.Sequential]:
+    """A network with checkpoints, and the same without."""
+    torch.manual_seed(2)
+    parts = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.GELU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 3)]
+    network = nn.Sequential(Checkpointed(*parts, reentrant=reentrant), *head)
+    return network, nn.Sequential(nn.Sequential(*parts), *head)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("method", [LibraGradient(), HiResCAM(layer="0"), IntegratedGradients(5)])
+def test_a_network_that_checkpoints_by_itself_has_the_maps_of_one_that_does_not(
+    method: Explainer, reentrant: bool
+) -> None:
+    network, plain = checkpointed(reentrant)
+    found = method(network, IMAGES, 1)
+    torch.testing.assert_close(found.values, method(plain, IMAGES, 1).values)
+
+
+def test_a_vit_that_checkpoints_by_itself_has_the_maps_of_one_that_does_not() -> None:
+    network, plain = vit().network, vit().network
+    for block in network.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    for method in (LibraGradient(), LeGrad(), Relevance()):
+        expected = method(plain, IMAGES, 1).values
+        torch.testing.assert_close(method(network, IMAGES, 1).values, expected)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_another_thread_checkpoints_as_it_did(reentrant: bool) -> None:
+    network, _ = checkpointed(reentrant)
+    first = network[0]
+    images = IMAGES.clone().requires_grad_()
+
+    def trained() -> Any:
+        first.runs = 0
+        network(images).sum().backward()
+        return first.runs
+
+    assert trained() == 2
+    with eval_mode(network):
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(trained).result() == 2
+        assert trained() == 1
+    assert trained() == 2
 
 
 # threads that share a network

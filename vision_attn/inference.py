@@ -17,7 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from vision_attn.compat.process_wide import ProcessWide
-from vision_attn.compat.torch_private import default_device, saved_buffers, write_count
+from vision_attn.compat.torch_private import (
+    default_device,
+    kept_activations,
+    saved_buffers,
+    write_count,
+)
 from vision_attn.errors import quoted
 from vision_attn.standing import Standing, standing_of
 from vision_attn.types import Model
@@ -231,7 +236,8 @@ def _eval_mode(network: nn.Module) -> Iterator[None]:
                     network.eval()
         opened.append(modules)
         try:
-            yield
+            with kept_activations():
+                yield
         finally:
             opened.remove(modules)
     finally:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from vision_attn.compat import torch_private as reaches
 from vision_attn.methods import LeGrad, Relevance, Rollout, WeightedRollout
@@ -478,3 +479,40 @@ def test_torch_looks_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         reaches.check_compiler()
     monkeypatch.delattr(cpp_builder, reaches.FIND_COMPILER)
     reaches.check_compiler()
+
+
+def test_a_checkpoint_can_be_left_out() -> None:
+    """`tests/test_inference.py` has the maps."""
+    module = import_module(reaches.CHECKPOINTS)
+    lost = gone(reaches.CHECKPOINTS, "gradients of a network that checkpoints by itself fail")
+    assert hasattr(module, reaches.REENTRANT), lost
+    assert any(hasattr(module, name) for name in reaches.OTHER_CHECKPOINTS), lost
+    x, runs = torch.ones(2, requires_grad=True), []
+
+    def square(x: torch.Tensor) -> torch.Tensor:
+        runs.append(x)
+        return x * x
+
+    for reentrant in (True, False):
+        runs.clear()
+        with reaches.kept_activations():
+            y = module.checkpoint(square, x, use_reentrant=reentrant)
+        torch.autograd.grad(y.sum(), x)
+        assert len(runs) == 1, lost
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_without_the_reach_a_checkpoint_is_computed_again(
+    reentrant: bool, without: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without("REENTRANT")
+    monkeypatch.setattr(reaches, "OTHER_CHECKPOINTS", ())
+    x, runs = torch.ones(2, requires_grad=True), []
+
+    def square(x: torch.Tensor) -> torch.Tensor:
+        runs.append(x)
+        return x * x
+
+    with reaches.kept_activations():
+        checkpoint(square, x, use_reentrant=reentrant).sum().backward()
+    assert len(runs) == 2

@@ -121,6 +121,35 @@ class LogSum(nn.Module):
         return x.logcumsumexp(-1)
 
 
+class WrittenOver(nn.Module):
+    """A ViT whose residual stream is one tensor that every block adds to."""
+
+    def __init__(self, network: VisionTransformer) -> None:
+        super().__init__()
+        self.inner = network
+
+    def forward(self, images: torch.Tensor) -> Any:
+        network = self.inner
+        x = network._pos_embed(network.patch_embed(images))
+        for block in network.blocks:
+            x += block.attn(block.norm1(x))
+            x.add_(block.mlp(block.norm2(x)))
+        return network.forward_head(network.norm(x))
+
+
+class Shifting(nn.Module):
+    """A network that writes into the images that it is given."""
+
+    def __init__(self, network: VisionTransformer) -> None:
+        super().__init__()
+        self.inner = network
+
+    def forward(self, images: torch.Tensor) -> Any:
+        logits = self.inner(images.mul_(-1).neg())
+        images.zero_()
+        return logits
+
+
 class Wrapped(nn.Module):
     """A network whose images are shifted first, and whose logits come in a dictionary."""
 
@@ -145,6 +174,8 @@ def written_out(network: Any) -> Any:
 
 OTHERWISE = {
     "wrapped": Wrapped,
+    "written over": WrittenOver,
+    "writing into its images": Shifting,
     "in a sequence": lambda network: nn.Sequential(nn.Identity(), network),
     "gradient checkpointing": checkpointed,
     "attention written out": written_out,
@@ -157,6 +188,7 @@ OTHERWISE = {
 @pytest.mark.parametrize("way", OTHERWISE)
 def test_the_same_network_otherwise_has_the_same_map(way: str) -> None:
     image = torch.randn(2, 3, 28, 28).double()
+    given = image.clone()
     network = timm_vit(reg_tokens=1)
     expected = LibraGradient()(network, image, CLASS)
     other = OTHERWISE[way](timm_vit(reg_tokens=1))
@@ -164,6 +196,7 @@ def test_the_same_network_otherwise_has_the_same_map(way: str) -> None:
         warnings.simplefilter("ignore")
         found = LibraGradient()(other, image, CLASS)
     torch.testing.assert_close(found.values, expected.values, atol=1e-5, rtol=1e-4)
+    assert torch.equal(image, given)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -216,3 +249,28 @@ def test_it_says_why_it_cannot() -> None:
 
     with pytest.raises(ValueError, match="does not fit Cut: no gradient"):
         LibraGradient()(Cut(), torch.rand(1, 3, 16, 16), CLASS)
+
+    class Aside(nn.Module):
+        """Gives something of the images beside the logits."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = timm_vit()
+
+        def forward(self, images: torch.Tensor) -> Any:
+            return self.inner(images), images.mean()
+
+    images = torch.rand(1, 3, 28, 28).double()
+    with pytest.raises(ValueError, match=r"it gives tuple of 0 \(1, 5\), 1 \(\): give head=0"):
+        LibraGradient()(Aside(), images, CLASS)
+    found = LibraGradient()(Aside(), images, CLASS, head=0).values
+    torch.testing.assert_close(found, LibraGradient()(timm_vit(), images, CLASS).values)
+
+    class OneByOne(nn.Sequential):
+        def forward(self, images: torch.Tensor) -> Any:
+            return torch.cat([super(OneByOne, self).forward(image[None]) for image in images])
+
+    with pytest.raises(ValueError, match="runs 1 of these 3 images at a time: give one image a"):
+        LibraGradient()(OneByOne(timm_vit()), images.repeat(3, 1, 1, 1), CLASS)
+    found = LibraGradient()(OneByOne(timm_vit()), images, CLASS).values
+    torch.testing.assert_close(found, LibraGradient()(timm_vit(), images, CLASS).values)

@@ -7,6 +7,7 @@ Axes: b batch, head, i queries, j keys, d width, e value width.
 """
 
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -31,6 +32,11 @@ COMPILED_FROM = "_orig_mod"  # of what torch.compile(module) returns
 UNSAVED = "_non_persistent_buffers_set"  # of nn.Module
 VERSION = "_version"  # of Tensor
 FIND_COMPILER = "get_cpp_compiler"  # of torch._inductor.cpp_builder
+CHECKPOINTS, REENTRANT = "torch.utils.checkpoint", "CheckpointFunction"
+OTHER_CHECKPOINTS = (  # where `use_reentrant=False`: one a version
+    "_checkpoint_without_reentrant_generator_impl",
+    "_checkpoint_without_reentrant_generator",
+)
 FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 STATE = (CHILDREN, PARAMETERS, BUFFERS, *FORWARD_HOOKS)  # of nn.Module, in its vars
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -246,6 +252,66 @@ def uncompiled() -> AbstractContextManager[None]:
 
 
 _EAGER = ProcessWide(lambda: torch.compiler.set_stance("force_eager"))
+
+
+@contextmanager
+def kept_activations() -> Iterator[None]:
+    """Have this thread keep what torch's checkpoints would compute again in the backward pass.
+
+    Then hooks and modes see all of a network once, and `torch.autograd.grad` works. torch has no
+    switch for it, and a network may have `checkpoint` by a name of its own. Without the reach
+    explainers that take gradients fail on a network that calls it.
+    """
+    with _UNCHECKPOINTED.held():
+        _KEEPING.depth = getattr(_KEEPING, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            _KEEPING.depth -= 1
+
+
+_KEEPING = threading.local()  # .depth: how often it is open in this thread
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    module: Any = import_module(CHECKPOINTS)
+    names = [name for name in (REENTRANT, *OTHER_CHECKPOINTS) if hasattr(module, name)]
+    plain = {name: getattr(module, name) for name in names}
+    for name, checkpoint in plain.items():
+        replaced = _Reentrant(checkpoint) if name == REENTRANT else _other_checkpoint(checkpoint)
+        setattr(module, name, replaced)
+    try:
+        yield
+    finally:
+        for name, checkpoint in plain.items():
+            setattr(module, name, checkpoint)
+
+
+class _Reentrant:
+    """Stands for torch's function of a checkpoint: `apply` is what is called of it."""
+
+    def __init__(self, checkpoint: Any) -> None:
+        self._checkpoint = checkpoint
+
+    def apply(self, run: Any, preserve: bool, *args: Any) -> Any:
+        if getattr(_KEEPING, "depth", 0):
+            return run(*args)
+        return self._checkpoint.apply(run, preserve, *args)
+
+
+def _other_checkpoint(checkpoint: Any) -> Any:
+    def around(*args: Any, **kwargs: Any) -> Any:
+        """What torch does before the function is run, and after."""
+        if getattr(_KEEPING, "depth", 0):
+            yield
+        else:
+            yield from checkpoint(*args, **kwargs)
+
+    return around
+
+
+_UNCHECKPOINTED = ProcessWide(_without_checkpoints)
 
 
 def _dynamo_is_loaded() -> bool:

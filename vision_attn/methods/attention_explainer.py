@@ -208,7 +208,7 @@ def trace(
     """
     path = find_path(network, images)
     with record_attention(network, keep, fusion) as record:
-        infer(network, images)
+        infer(network, images.clone())
     calls = path.counted(record.calls, len(images), network)
     return _traced(path, record, calls, layout, images)
 

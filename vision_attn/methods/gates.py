@@ -200,7 +200,7 @@ def find_gates(network: nn.Module, images: Images) -> list[GateCall]:
     calls = asked_once(network, _gates)
     if key not in calls:
         with apart(), Gating(network, lambda x, g: g.new_zeros(0)) as gating:
-            infer(network, images[:1])
+            infer(network, images[:1].clone())
         calls[key] = gating.calls
     return calls[key]
 

@@ -124,6 +124,13 @@ class LibraGradient(Explainer):
                 f"{self}: {len(levels)} levels were found by a run of one image, and "
                 f"{len(mode.kept)} for these images: the network runs in another way on them"
             )
+        for index, level in enumerate(levels):
+            once = mode.kept[index].shape[level.batch] // level.mark.shape[level.batch]
+            if once != len(images):
+                raise ValueError(
+                    f"{self}: the network runs {once} of these {len(images)} images at a time: "
+                    f"give {'one image' if once == 1 else f'{once} images'} a call"
+                )
         return mode, output
 
     def _shares(

@@ -43,7 +43,7 @@ def run(network: nn.Module, images: Images) -> Any:
     Raises:
         ValueError: A number of the output is not finite.
     """
-    output = infer(network, images)
+    output = infer(network, images.clone())  # into which it may write
     for tensor in tensors_of(output):
         check_finite(tensor, "the network's output", network, images)
     return output

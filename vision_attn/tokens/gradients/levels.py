@@ -25,7 +25,7 @@ from vision_attn.tokens.gradients.graph import GraphMode, Value, cuts_of, order_
 from vision_attn.tokens.gradients.mode import CallCounter, Mark, own_weights_held
 from vision_attn.tokens.gradients.operations import unknown_operations
 from vision_attn.tokens.layout import layout_of
-from vision_attn.tokens.outputs import head_given, only_tensor, tensors_of
+from vision_attn.tokens.outputs import described, head_given, only_tensor, tensors_of
 from vision_attn.tokens.path.path import find_path
 from vision_attn.tokens.path.places import places_of
 from vision_attn.tokens.path.traced import follow
@@ -133,8 +133,9 @@ def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = N
     """Find the levels by a run, without a cache."""
     mode = GraphMode()
     with unedited(), uncompiled(), eval_mode(network), frozen_parameters(network):
+        written = image.requires_grad_().clone()  # into which it may write
         with mode, own_weights_held(network, mode.hold):
-            out = infer(network, image.requires_grad_())
+            out = infer(network, written)
         image.requires_grad_(False)
     meant = only_tensor(out)
     outputs = tensors_of(out) if meant is None else [meant]
@@ -146,7 +147,8 @@ def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = N
     runs = values_on_grids(cuts, mode)
     unknown = unknown_operations(order, mode)
     if not runs:
-        return Levels([], unknown, NO_LEVEL)
+        several = "" if meant is not None else f"; it gives {described(out)}, if its logits are there"
+        return Levels([], unknown, NO_LEVEL + several)
     attends = bool(mode.attention_calls)
     wanted = [*levels_among(runs, mode), *([as_read(runs[-1], mode)] if attends else [])]
     levels = placed(network, image, wanted, layout, attends)
@@ -211,7 +213,7 @@ def levels_among(runs: list[list[Value]], mode: GraphMode) -> list[list[Value]]:
         if index == 0:
             values = values[::-1]  # the stem's last, elsewhere the first after a sum
         before = [] if index == 0 or index - 1 in chosen else runs[index - 1][::-1]
-        levels.append(sorted(values, key=lambda value: value.changed) + before)
+        levels.append(values + before)
     return levels
 
 

@@ -60,7 +60,7 @@ def attention_weights(
     """
     network = network_of(network)
     with apart(), images_in_words(network, images), record_attention(network, keep=()) as record:
-        infer(network, images)
+        infer(network, images.clone())
     calls = record.calls
     callers = [call.module for call in calls]
     chosen: Sequence[int] = range(len(calls))
