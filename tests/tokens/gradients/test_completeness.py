@@ -30,7 +30,10 @@ CONSTANTS = {
     "a norm's bias": (lambda x: F.layer_norm(x, (7,), PARAMETER[0], PARAMETER[1]), 1),
     "a threshold": (lambda x: torch.maximum(x, PARAMETER), 1),
     "where": (lambda x: torch.where(x > 0, x, PARAMETER), 1),
-    "written in": (lambda x: written(x), 1),
+    "where, of a number": (lambda x: torch.where(x > 0, x, 0.3), 1),
+    "a mask's number": (lambda x: x.masked_fill(x < 0, 0.7), 1),
+    "written in": (lambda x: written(x, PARAMETER[0]), 1),
+    "written in, a number": (lambda x: written(x, 1.5), 1),
     "a running mean": (lambda x: F.batch_norm(x, PARAMETER[:, 0], PARAMETER[:, 1].abs()), 1),
     "sigmoid's half": (lambda x: x.sigmoid(), 1),
     "float32 among float64": (lambda x: x + PARAMETER.float(), 1),
@@ -38,9 +41,9 @@ CONSTANTS = {
 }
 
 
-def written(x: Any) -> Any:
+def written(x: Any, value: Any) -> Any:
     x = x * 1
-    x[:, 0] = PARAMETER[0]
+    x[:, 0] = value
     return x
 
 

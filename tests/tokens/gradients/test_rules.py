@@ -145,6 +145,7 @@ CASES = {
     "softplus": (F.softplus, secant(lambda x: torch.log1p(x.exp()), math.log(2))),
     "square": (lambda x: x.square(), secant(lambda x: x * x)),
     "cube": (lambda x: x**3, secant(lambda x: x * x * x)),
+    "powers, each channel its own": (lambda x: x.abs().pow(W.abs() + 0.5), lambda x, x0: x.abs() * x0.abs().pow(W.abs() - 0.5)),
     "squared relu": (lambda x: F.relu(x).square(), lambda x, x0: x.relu() * x0.relu()),
     # gates: the factor
     "sigmoid gate": (lambda x: x * (x @ Q).sigmoid(), lambda x, x0: x * (x0 @ Q).sigmoid()),
@@ -166,6 +167,8 @@ CASES = {
     "matrix product": (lambda x: x @ x.mT, lambda x, x0: 0.5 * (x @ x0.mT + x0 @ x.mT)),
     "einsum of three": (lambda x: torch.einsum("bnd,bmd,bme->bne", x, x @ Q, x @ K), lambda x, x0: (torch.einsum("bnd,bmd,bme->bne", x, x0 @ Q, x0 @ K) + torch.einsum("bnd,bmd,bme->bne", x0, x @ Q, x0 @ K) + torch.einsum("bnd,bmd,bme->bne", x0, x0 @ Q, x @ K)) / 3),
     "addcmul": (lambda x: torch.addcmul(B, x @ Q, x @ K, value=0.3), lambda x, x0: B + 0.15 * ((x @ Q) * (x0 @ K) + (x0 @ Q) * (x @ K))),
+    "addmm by name": (lambda x: torch.addmm(input=B, mat1=x[0] @ Q, mat2=Q * x[1, :1]), lambda x, x0: B + 0.5 * (x[0] @ Q @ (Q * x0[1, :1]) + x0[0] @ Q @ (Q * x[1, :1]))),
+    "weights of a network, by name": (lambda x: F.linear(x[0], weight=x[1]), lambda x, x0: 0.5 * (x[0] @ x0[1].T + x0[0] @ x[1].T)),
     "linear attention": (linear_attention, linear_attention_held),
     # nothing held
     "linear": (lambda x: F.linear(x, WIDE), lambda x, x0: x @ WIDE.T),

@@ -3,7 +3,7 @@
 Axes: b batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from vision_attn.tokens.gradients.mode import HeldGradients, Mark, tensors_in
 from vision_attn.tokens.gradients.rules import flows, functions
 
-__all__ = ["Account", "CountedGradients", "account_of"]
+__all__ = ["Account", "CountedGradients", "Holders", "account_of", "joined"]
 
 SUMS = functions("add sub subtract rsub radd iadd isub")  # which take numbers, too
 # Where a constant may join values: at these places among the arguments, None at all of them.
@@ -34,6 +34,73 @@ JOINS: dict[Callable[..., Any], tuple[int, ...] | None] = {
     **dict.fromkeys(functions("conv_transpose1d conv_transpose2d conv_transpose3d"), (2,)),
 }
 NAMED = ("bias", "other", "input", "value", "source", "src")  # the same, given by name
+# What takes a value's shape, not the value.
+SHAPES = functions(
+    "new_zeros new_ones new_full new_empty new_tensor zeros_like ones_like full_like empty_like "
+    "rand_like randn_like randint_like"
+)
+# Numbers that join values as tensors do, by their positions among the arguments.
+NUMBERS: dict[Callable[..., Any], tuple[int, ...]] = {
+    **dict.fromkeys(SUMS, (0, 1)),
+    torch.where: (1, 2),
+    Tensor.where: (0, 2),
+    **dict.fromkeys(functions("masked_fill setitem"), (2,)),
+}
+
+
+def joined(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[Tensor]:
+    """List the tensors among the arguments that join values, if the function joins any."""
+    if func in JOINS:
+        positions = JOINS[func]
+        yield from tensors_in(
+            args if positions is None else [args[i] for i in positions if i < len(args)]
+        )
+        yield from tensors_in([kwargs[name] for name in NAMED if name in kwargs])
+
+
+class Holders:
+    """Which tensors depend on the image although no gradient flows through them, and why.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.gradients.completeness import Holders
+        >>> holders, weights = Holders(), torch.ones(3)
+        >>> holders.hold(weights, "softmax")
+        >>> holders.of(weights)
+        'softmax'
+    """
+
+    def __init__(self) -> None:
+        self._names: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def hold(self, x: Tensor, name: str) -> None:
+        """Remember a tensor, by the name of the function that held it."""
+        self._names[x] = name
+
+    def of(self, x: Tensor) -> str | None:
+        """Return the function that held a tensor; None where it does not depend on the image."""
+        name: str | None = self._names.get(x)
+        return name
+
+    def follow(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        operands: Sequence[Tensor],
+        out: Any,
+        flowing: bool,
+    ) -> None:
+        """Remember what a function makes of what is held, or holds itself."""
+        names = (self.of(x) for x in operands)
+        name = next((name for name in names if name is not None), None)
+        if name is None and flowing:
+            name = func.__name__
+        if name is not None and func not in SHAPES:
+            for x in [args[0]] if func is Tensor.__setitem__ else tensors_in((out,)):
+                if not x.requires_grad:
+                    self.hold(x, name)
 
 
 class CountedGradients(HeldGradients):
@@ -63,9 +130,9 @@ class CountedGradients(HeldGradients):
         super().__init__(levels)
         self.constants: list[Tensor] = []
         self.held: list[tuple[str, Tensor]] = []
-        self._holder: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._holders = Holders()
         if not image.requires_grad:
-            self._holder[image] = "what goes past the first level"
+            self._holders.hold(image, "what goes past the first level")
 
     def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function by its rule, with leaves for the constants that it adds."""
@@ -74,19 +141,13 @@ class CountedGradients(HeldGradients):
         if flowing and func in JOINS:
             args, kwargs = self._with_leaves(func, args, kwargs, flowing[0].dtype)
         out = super().run(func, args, kwargs)
-        holder = next((self._holder[x] for x in operands if x in self._holder), None)
-        if holder is None and flowing:
-            holder = func.__name__
-        if holder is not None:
-            for x in [args[0]] if func is Tensor.__setitem__ else tensors_in((out,)):
-                if not x.requires_grad:
-                    self._holder[x] = holder
+        self._holders.follow(func, args, operands, out, bool(flowing))
         return out
 
     def hold(self, weights: Tensor) -> Tensor:
         """Return weights of attention as constants that depend on the image."""
         weights = weights.detach()
-        self._holder[weights] = "attention weights"
+        self._holders.hold(weights, "attention weights")
         return weights
 
     def constant(self, value: Any) -> Any:
@@ -95,7 +156,7 @@ class CountedGradients(HeldGradients):
             value = torch.tensor(float(value), dtype=torch.float64, device="cpu")
         if not isinstance(value, Tensor) or not value.is_floating_point() or flows(value):
             return value
-        holder = self._holder.get(value)
+        holder = self._holders.of(value)
         leaf = value.detach().requires_grad_()
         if holder is None:
             self.constants.append(leaf)
@@ -110,21 +171,25 @@ class CountedGradients(HeldGradients):
         kwargs: dict[str, Any],
         dtype: torch.dtype,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        joined = JOINS[func]
+        joins, numbers = JOINS[func], NUMBERS.get(func, ())
 
-        def leaf(x: Any) -> Any:
+        def leaf(x: Any, number: bool = False) -> Any:
             if isinstance(x, list | tuple):
                 return type(x)(map(leaf, x))
-            if isinstance(x, Tensor) and x.is_floating_point() and x not in self._holder:
+            if isinstance(x, Tensor) and x.is_floating_point() and self._holders.of(x) is None:
                 x = x.to(torch.promote_types(x.dtype, dtype)) if x.ndim else x
-            return self.constant(x) if isinstance(x, Tensor) or func in SUMS else x
+            return self.constant(x) if isinstance(x, Tensor) or number else x
 
         written = func.__name__.endswith("_")  # over the first, which cannot become a leaf
         args = tuple(
-            leaf(x) if (joined is None or index in joined) and not (written and index == 0) else x
+            leaf(x, index in numbers)
+            if (joins is None or index in joins) and not (written and index == 0)
+            else x
             for index, x in enumerate(args)
         )
-        return args, {name: leaf(x) if name in NAMED else x for name, x in kwargs.items()}
+        return args, {
+            name: leaf(x, bool(numbers)) if name in NAMED else x for name, x in kwargs.items()
+        }
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
+from vision_attn.tokens.gradients.completeness import Holders, joined
 from vision_attn.tokens.gradients.mode import HeldGradients, Mark, tensors_in
 from vision_attn.tokens.gradients.rules import HELD, flows, functions
 
@@ -57,7 +58,8 @@ class GraphMode(HeldGradients):
 
     After a run: values, by their nodes; names, of the functions that made them, too;
     attention_calls, the numbers of the calls that weigh values by a softmax; calls, how many there
-    were.
+    were; held, the functions whose results are held and then join values, so that they are in no
+    share.
 
     Examples:
         >>> import torch
@@ -75,6 +77,8 @@ class GraphMode(HeldGradients):
         self.values: dict[Any, Value] = {}
         self.names: dict[Any, str] = {}
         self.attention_calls: list[int] = []
+        self.held: dict[str, None] = {}
+        self._holders = Holders()
         self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._in_memory: dict[int, Value] = {}
         self._before: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -96,14 +100,21 @@ class GraphMode(HeldGradients):
         """Return attention weights as constants, and remember that they are weights."""
         weights = weights.detach()
         self._weights[weights] = True
+        self._holders.hold(weights, "attention weights")
         return weights
 
     def _note(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
         operands = [*tensors_in(args), *tensors_in(kwargs)]
+        flowing = any(map(flows, operands))
+        if flowing:
+            for x in joined(func, args, kwargs):
+                if x.is_floating_point() and not flows(x) and (name := self._holders.of(x)):
+                    self.held[name] = None
+        self._holders.follow(func, args, operands, out, flowing)
         weighs = any(x in self._weights for x in operands)
-        weighted_sum = func in WEIGHTED_SUMS and weighs and any(map(flows, operands))
+        weighted_sum = func in WEIGHTED_SUMS and weighs and flowing
         if func in ATTENTION or weighted_sum:
             self.attention_calls.append(self.calls)
         outs = list(tensors_in((out,)))

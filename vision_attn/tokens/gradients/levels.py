@@ -3,8 +3,9 @@
 A level is a value that everything in the output goes through: see `graph.py`. In a network that
 attends, the levels are the tokens before each attention call and the last ones; in others, what the
 stem gives and what each block gives. Of a network that shrinks its grid as it goes, those on the
-last grid are taken; of one of features, neither attending nor of tokens, the last alone. At earlier
-ones the gradient of a convolutional network is noise (docs/libra_gradient.md has figures).
+last grid are taken, from the tokens before the first block there on; of one of features, neither
+attending nor of tokens, the last alone. At earlier ones the gradient of a convolutional network is
+noise (docs/libra_gradient.md has figures).
 
 Axes: b batch, n tokens, d width of a token, c channels, h height, w width.
 """
@@ -36,6 +37,7 @@ from vision_attn.types import Images, TokenLayout
 
 __all__ = ["Level", "Levels", "find_levels"]
 
+SUMS = {"add", "add_", "__iadd__"}
 NORM_NAMES = {"layer_norm", "rms_norm", "group_norm", "batch_norm"}
 ALIKE, UNLIKE = 1.25, 1.5  # times the image's proportions: a map of it, and none
 
@@ -147,7 +149,9 @@ def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = N
     runs = values_on_grids(cuts, mode)
     unknown = unknown_operations(order, mode)
     if not runs:
-        several = "" if meant is not None else f"; it gives {described(out)}, if its logits are there"
+        several = (
+            "" if meant is not None else f"; it gives {described(out)}, if its logits are there"
+        )
         return Levels([], unknown, NO_LEVEL + several)
     attends = bool(mode.attention_calls)
     wanted = [*levels_among(runs, mode), *([as_read(runs[-1], mode)] if attends else [])]
@@ -277,18 +281,46 @@ def placed(
     by_level: list[Level | None] = []
     for best, *others in levels:
         level = at_once.get(best.call)
-        alike = [
-            other for other in by_level if other is not None and other.mark.shape == best.mark.shape
-        ]
-        if level is None and alike:
-            level = replace(alike[-1], mark=best.mark, changed=best.changed)
+        if level is None:
+            level = place_alike(best, [other for other in by_level[::-1] if other is not None])
         if level is None:
             level = next(
                 (at_once[other.call] for other in others if other.call in at_once),
                 None,
             )
         by_level.append(level)
+    begin_last_grid(levels, by_level, at_once)
     return by_level
+
+
+def begin_last_grid(
+    levels: Sequence[Sequence[Value]], by_level: list[Level | None], at_once: dict[int, Level]
+) -> None:
+    """Have the first level of the last grid be the tokens before the first block there.
+
+    What makes the grid smaller may be in a run with the last tokens of the grid before, or begin a
+    run: the tokens are what is last of it.
+    """
+    on_grids = [level for level in by_level if level is not None]
+    if not on_grids or on_grids[0].grid == on_grids[-1].grid:
+        return
+    alike = [level for level in on_grids if level.grid == on_grids[-1].grid]
+    first = by_level.index(alike[0])
+    for index in (first - 1, first):
+        run = [value for value in levels[index] if value.call >= levels[index][0].call]
+        candidates = [at_once.get(value.call) or place_alike(value, alike) for value in run]
+        there = [level for level in candidates if level and level.grid == alike[0].grid]
+        if there and (index < first or run[0].mark.function not in SUMS):
+            by_level[index] = there[-1]
+            return
+
+
+def place_alike(value: Value, alike: Sequence[Level]) -> Level | None:
+    """Lay tokens out as those of the same shape among some levels."""
+    for level in alike:
+        if level.mark.shape == value.mark.shape:
+            return replace(level, mark=value.mark, changed=value.changed)
+    return None
 
 
 def known_layout(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vision_attn.tokens.gradients.graph import GraphMode
+from vision_attn.tokens.gradients.rules import RULES
 
 __all__ = ["unknown_operations"]
 
@@ -38,10 +39,12 @@ LINEAR = named(
 HOMOGENEOUS = named(
     "Relu LeakyRelu Prelu PreluKernel RreluWithNoise Abs MaxPool2DWithIndices "
     "MaxPool3DWithIndices MaxPool1D AdaptiveMaxPool2D FractionalMaxPool2D Amax Amin Max Min "
-    "Maximum Minimum Fmax Fmin Topk Sort Median Kthvalue LinalgVectorNorm Norm Threshold Clamp "
+    "Maximum Minimum Fmax Fmin Topk Sort Median Kthvalue LinalgVectorNorm Norm Clamp "
     "ClampMin Aminmax MkldnnMaxPool2D"
 )
+PRODUCTS = named("Mul Div Mm Bmm Mv Dot Addmm Addbmm Addmv Addr Baddbmm Addcmul Addcdiv")
 OWN = named("HeldNorm Gated")
+RULED = {func.__name__ for func in RULES}
 ENDS = named("AccumulateGrad Error NotImplemented")
 
 
@@ -51,9 +54,11 @@ def kind_of(node: Any) -> str:
 
 
 def unknown_operations(order: Sequence[Any], mode: GraphMode) -> list[str]:
-    """List the functions of a run whose graph has a node without a rule, each once.
+    """List the functions of a run that share out less than they give, each once.
 
-    order: the nodes, each before what it was made of.
+    They are those whose graph has a node without a rule, a product or quotient of two values made
+    inside a function that has none, and those whose results are held and then join values. order:
+    the nodes, each before what it was made of.
     """
     names: dict[Any, str] = {}
     unknown: dict[str, None] = {}
@@ -62,6 +67,8 @@ def unknown_operations(order: Sequence[Any], mode: GraphMode) -> list[str]:
         for part, _ in node.next_functions:
             names.setdefault(part, name)
         kind = kind_of(node)
-        if kind not in LINEAR | HOMOGENEOUS | OWN | ENDS:
+        parts = sum(part is not None for part, _ in node.next_functions)
+        alone = kind in PRODUCTS and parts > 1 + kind.startswith("Add") and name not in RULED
+        if kind not in LINEAR | HOMOGENEOUS | OWN | ENDS or alone:
             unknown[name or kind] = None
-    return list(unknown)
+    return list(unknown | mode.held)

@@ -400,7 +400,10 @@ def activation_rule(activation: Activation) -> Rule:
     ) -> Any:
         name = func.__name__
         x, args, in_place = unplaced(func, args, kwargs)
-        kwargs = {key: value for key, value in kwargs.items() if key not in ("input", "inplace")}
+        args = tuple(map(detached, args))
+        kwargs = {
+            key: detached(value) for key, value in kwargs.items() if key not in ("input", "inplace")
+        }
         free = OUT_OF_PLACE.get(func, func)
         run: Callable[[Tensor], Tensor] = lambda x: free(x, *args, **kwargs)  # noqa: E731
         at_zero = activation.at_zero
@@ -454,10 +457,10 @@ INPLACE_AT = {  # where `inplace` stands among the arguments after the input
 
 
 def _is_power(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an exponent is above 0; others make an inverse, which is held."""
+    """Whether an exponent, or each of several, is above 0; others make an inverse: it is held."""
     exponent = args[0] if args else kwargs.get("exponent")
     if isinstance(exponent, Tensor):
-        exponent = exponent.item() if exponent.numel() == 1 else -1
+        exponent = float(exponent.detach().min())
     return isinstance(exponent, int | float) and exponent > 0
 
 
@@ -497,11 +500,17 @@ def product_rule(*factors: int) -> Rule:
     return rule
 
 
+FACTORS = (  # by name, each before what follows it among the arguments
+    *("mat", "mat1", "batch1", "tensor1", "vec1"),
+    *("other", "mat2", "batch2", "tensor2", "vec2", "vec", "weight"),
+)
+
+
 def with_operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Move the factors of a product that are given by name to where they belong."""
     if "input" in kwargs:
         args = (kwargs.pop("input"), *args)
-    for name in ("other", "mat2", "tensor2", "vec2", "vec"):
+    for name in FACTORS:
         if name in kwargs:
             args = (*args, kwargs.pop(name))
     return args

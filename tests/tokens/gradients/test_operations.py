@@ -1,0 +1,97 @@
+"""What shares out less than it gives is named, whatever it is made of inside."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vision_attn.methods import LibraGradient
+from vision_attn.tokens.gradients.completeness import CountedGradients, account_of
+from vision_attn.tokens.gradients.graph import GraphMode, order_of
+from vision_attn.tokens.gradients.operations import unknown_operations
+
+
+def drawn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+X, Q = drawn(2, 5, 7, seed=0), drawn(7, 7, seed=1)
+BREAKING = {
+    "no rule": (lambda x: x.cos(), "cos"),
+    "a kernel of torch's own": (lambda x: torch.native_layer_norm(x, (7,), None, None, 1e-5)[0], "native_layer_norm"),
+    "a quotient within a function": (lambda x: F.cosine_similarity(x @ Q, x, dim=-1), "cosine_similarity"),
+    "products within a function": (lambda x: torch.linalg.multi_dot([x[0], Q, x[1].mT]), "linalg_multi_dot"),
+    "a threshold with another value": (lambda x: F.threshold(x, 0.1, 0.3), "_threshold"),
+    "a deviation beside a mean": (lambda x: torch.cat([x.mean(1), x.std(1)], -1), "std"),
+    "an exponential of what is added": (lambda x: x + (x @ Q).exp().mean(-1, keepdim=True), "exp"),
+    "weights that are added": (lambda x: x + x.softmax(-1), "softmax"),
+    "what the network itself holds": (lambda x: x + (x @ Q).detach(), "detach"),
+    "an inverse that takes a place": (lambda x: torch.where(x > 0, x, (2 + x.abs()).reciprocal()), "reciprocal"),
+}  # fmt: skip
+WHOLE = {
+    "attention": lambda x: (x @ Q @ x.mT).softmax(-1) @ x + x,
+    "heads mixed": lambda x: ((x @ Q @ x.mT).softmax(-1) * 0.7 + 0.1) @ x,
+    "a norm written out": lambda x: (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True) + 1).rsqrt(),
+    "a gate and the rest of it": lambda x: x * (g := (x @ Q).sigmoid()) + (1 - g) * (x @ Q),
+    "a product": lambda x: (x @ Q) * x + 3,
+    "a mask by a value": lambda x: x.masked_fill(x < x.detach().mean(), 0.0),
+    "a constant": lambda x: torch.cat([x, Q[None].expand(2, 7, 7)], 1),
+}  # fmt: skip
+
+
+def named(function: Callable[[Any], Any]) -> list[str]:
+    x = X.clone().requires_grad_()
+    with GraphMode() as mode:
+        y = function(x)
+    return unknown_operations(order_of([y.grad_fn]), mode)
+
+
+def gap(function: Callable[[Any], Any]) -> float:
+    x = X.clone().requires_grad_()
+    with CountedGradients(x) as counted:
+        y = function(x)
+    return account_of((y * drawn(*y.shape, seed=2)).sum(), x, -1, counted).gap
+
+
+@pytest.mark.parametrize("case", BREAKING)
+def test_what_breaks_the_sum_is_named(case: str) -> None:
+    function, name = BREAKING[case]
+    assert named(function) == [name]
+    assert gap(function) > 1e-3
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_what_keeps_the_sum_is_not_named(case: str) -> None:
+    assert named(WHOLE[case]) == []
+    assert gap(WHOLE[case]) < 1e-14
+
+
+def test_a_networks_map_is_made_with_its_gap_and_a_warning() -> None:
+    """The deviation over the grid is held, although the classifier reads it beside the mean."""
+
+    class Statistics(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.stem, self.head = nn.Conv2d(3, 4, 3, 2), nn.Linear(8, 5)
+
+        def forward(self, images: torch.Tensor) -> Any:
+            x = self.stem(images).flatten(2)
+            return self.head(torch.cat([x.mean(2), x.std(2)], 1))
+
+    network, images = Statistics(), torch.rand(2, 3, 15, 19)
+    with pytest.warns(UserWarning, match=r"Statistics has no rule for std: up to \d+\.\d%"):
+        maps = LibraGradient(smooth=0)(network, images, 2)
+    features = network.stem(images).flatten(2)
+    weight = network.head.weight[2].detach()
+    parts = weight[:4] * features.mean(2), weight[4:] * features.std(2)
+    shares, held = (part.sum(1) for part in parts)
+    torch.testing.assert_close(maps.values.sum((1, 2)), shares.detach())
+    size = (weight[:4, None] * features / features.shape[2]).sum(1).abs().sum(1)
+    logit = network(images)[:, 2]
+    expected = held.abs() / torch.maximum(logit.abs(), size)
+    assert maps.completeness_gap is not None
+    torch.testing.assert_close(maps.completeness_gap, expected.detach(), rtol=1e-4, atol=1e-6)
