@@ -16,10 +16,12 @@ from PIL import Image
 from vision_attn.cli import main
 from vision_attn.hub import load_model
 from vision_attn.methods import GradCAM, QueryKey
+from vision_attn.models.trust import write_trust
 from vision_attn.pages.gallery.run import page_title
 from vision_attn.runs.explain import query_place
 from vision_attn.runs.loop import TaskResult
 from vision_attn.runs.naming import file_names
+from vision_attn.types import Trust
 
 
 def explain(*words: Any) -> int:
@@ -49,6 +51,35 @@ def test_the_class_of_one_photo_is_printed(
         *_, record = (one for one in records(out) if one["file"] == str(file))
         said = f"{file.name}: {record['predicted']} ({record['probability']:.1%})"
         assert said in capsys.readouterr().out.splitlines()
+
+
+def test_the_method_that_nobody_asked_for_is_named_with_what_is_known_of_it(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = tmp_path / "best.ckpt"
+    checkpoint.write_bytes(Path(models("vit")).read_bytes())
+    unknown = "Not shown to be trusted here: vision-attn score finds out"
+
+    def printed(*words: str) -> str:
+        assert explain(checkpoint, photos / "cat.png", "-o", tmp_path / "out", *words) == 0
+        return capsys.readouterr().out
+
+    assert f"LibraGradient(smooth=1.0): {unknown}" in printed().splitlines()
+    assert unknown not in printed("--method", "GradCAM")
+    path = write_trust(checkpoint, Trust(("MaskedRegression", "LeGrad(smooth=1.0)"), 37, "photos"))
+    passed = "LeGrad(smooth=1.0): Passed on this network (at least 37 images of photos)."
+    assert passed in printed().splitlines()
+    written = json.loads(path.read_text())
+    for damaged in (
+        path.read_text()[:40],
+        json.dumps(written | {"checkpoint": "0" * 8}),  # of another one
+        json.dumps(written | {"images": float("inf")}),
+        json.dumps(written | {"images": -3}),
+        json.dumps(written | {"methods": ["LeGrad(smooth=9e9)", "Nothing", ""]}),
+        json.dumps([written]),
+    ):
+        path.write_text(damaged)
+        assert f"LibraGradient(smooth=1.0): {unknown}" in printed().splitlines()
 
 
 def test_each_photo_gets_a_picture_a_map_and_a_record(

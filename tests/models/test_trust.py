@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,9 +39,13 @@ def test_a_damaged_file_says_nothing(damage: str, checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"methods": "GradCAM"}, {"methods": [3]}, {"images": "many"}, {"images": None}]
+    "changed",
+    [
+        *({"methods": "GradCAM"}, {"methods": [3]}, {"images": "many"}, {"images": None}),
+        *({"images": float("inf")}, {"images": float("nan")}, {"images": -3}, {"images": True}),
+    ],
 )
-def test_values_of_other_kinds_say_nothing(changed: dict[str, str | list[int] | None]) -> None:
+def test_values_of_other_kinds_say_nothing(changed: dict[str, Any]) -> None:
     values = json.loads(json.dumps(vars(TRUST)))
     assert trust_of(values) == TRUST
     assert trust_of(values | changed) is None

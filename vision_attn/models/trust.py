@@ -47,9 +47,11 @@ def trust_of(values: Any) -> Trust | None:
         ('GradCAM',)
     """
     try:
-        names = values["methods"]
+        names, images = values["methods"], values["images"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             return None
-        return Trust(tuple(names), int(values["images"]), str(values["data"]))
-    except (KeyError, TypeError, ValueError):
+        if not isinstance(images, int) or isinstance(images, bool) or images < 0:
+            return None
+        return Trust(tuple(names), images, str(values["data"]))
+    except (KeyError, TypeError):
         return None
