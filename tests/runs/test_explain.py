@@ -1,6 +1,7 @@
 """`model.explain`, `gallery` and `film`: what the command does, from Python."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
@@ -11,16 +12,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import vision_attn
 from vision_attn.attention.gates import SpatialMask
 from vision_attn.cli import main
 from vision_attn.data.images import ImageError
 from vision_attn.data.video import Video
-from vision_attn.methods import Explainer, GradCAM, RandomMap, Rollout
+from vision_attn.methods import Explainer, GradCAM, LibraGradient, RandomMap, Rollout
 from vision_attn.render import ColorMap, Dim, Scale, natural, overlay, with_colorbar
 from vision_attn.render.video import VideoWriter
 from vision_attn.runs.explain import read
+from vision_attn.runs.maps import NOT_SHOWN
 from vision_attn.runs.scoring.evidence import PhotoSamples
 from vision_attn.types import RANDOM_CLASSIFIER, RANDOM_WEIGHTS, Heatmaps, Model
 
@@ -55,6 +58,45 @@ def test_one_photo_by_name_and_by_explainer(vit: Model, photos: Path) -> None:
     assert found[1] is found[GradCAM()] is found["GradCAM"]
     with pytest.raises(KeyError, match="no map of LeGrad: there are Rollout, GradCAM"):
         found["LeGrad"]
+
+
+class Cosine(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+
+def test_what_is_in_no_share_stands_below_the_map_of_that_method_alone(
+    vit: Model, photos: Path, tmp_path: Path
+) -> None:
+    network, photo = vit.network, photos / "cat.png"
+
+    def captions(*methods: Explainer) -> list[str]:
+        found = vit.explain(photo, methods or None)
+        found.save(tmp_path)
+        return [each.caution for each in found.maps]
+
+    def height(method: str) -> int:
+        return len(pixels(tmp_path / f"cat.{method}.png"))
+
+    assert captions(LibraGradient(), GradCAM()) == ["", ""]
+    plain = [height(method) for method in ("LibraGradient(smooth=1.0)", "GradCAM")]
+    said = (
+        "LibraGradient(smooth=1.0, check=True): less than 0.1% of what is explained is in no share"
+    )
+    assert captions(LibraGradient(check=True)) == [said]
+    blocks: Any = network.blocks
+    blocks[0].mlp = Cosine()
+    with pytest.warns(UserWarning, match="no rule for cos"):
+        own, other = captions(LibraGradient(), GradCAM())
+    assert re.fullmatch(
+        r"LibraGradient\(smooth=1.0\): \d+\.\d% of what is explained is in no share", own
+    )
+    assert other == ""
+    assert height("LibraGradient(smooth=1.0)") > plain[0]
+    assert height("GradCAM") == plain[1]
+    with pytest.warns(UserWarning, match="no rule for cos"):
+        (usual,) = captions()
+    assert usual == f"{NOT_SHOWN}. {own}"
 
 
 def test_the_raw_map_lies_on_the_photos_pixels(vit: Model, photos: Path) -> None:

@@ -486,7 +486,8 @@ class Pictures:
             links.append(f"{stem}.png")
             if isinstance(self.style, ColorMap):
                 picture = render.with_colorbar(picture, self.style, found.scale)
-            picture = render.with_caption(picture, explanation.caution)
+            cautions = filter(None, [explanation.warning, found.caution])
+            picture = render.with_caption(picture, ". ".join(cautions))
             picture = render.with_caption(picture, found.note)
             if found.explained:
                 picture = render.with_caption(picture, explanation.asked)

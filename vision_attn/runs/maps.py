@@ -10,7 +10,8 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from vision_attn.methods import Baseline, Explainer, is_trusted
+from vision_attn.methods import Baseline, Explainer, LibraGradient, is_trusted
+from vision_attn.methods.libra import MISSED
 from vision_attn.render import Scale
 from vision_attn.types import Heatmaps, Model
 
@@ -81,8 +82,19 @@ class Map:
 
     @property
     def caution(self) -> str:
-        """A sentence where the map is unproven; empty otherwise."""
-        return NOT_SHOWN if self.unproven else ""
+        """A sentence where the map is unproven, and one on its gap; empty otherwise."""
+        return ". ".join(filter(None, [NOT_SHOWN if self.unproven else "", self.missing]))
+
+    @property
+    def missing(self) -> str:
+        """How much is in no share, where `check` asks for it or it is much; empty otherwise."""
+        gap, explainer = self.completeness_gap, self.explainer
+        if gap is None or not isinstance(explainer, LibraGradient):
+            return ""
+        if gap <= MISSED and not explainer.check:
+            return ""
+        size = f"{gap:.1%}" if gap >= MISSED else f"less than {MISSED:.1%}"
+        return f"{self.method}: {size} of what is explained is in no share"
 
     def passed(self, model: Model) -> str:
         """Say on how many images of what the method passed for the model; empty if it did not."""
