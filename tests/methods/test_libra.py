@@ -266,6 +266,10 @@ def test_it_says_why_it_cannot() -> None:
     found = LibraGradient()(Aside(), images, CLASS, head=0).values
     torch.testing.assert_close(found, LibraGradient()(timm_vit(), images, CLASS).values)
 
+    small = SEResNet(5, layers=(1, 1, 1, 1), widths=(4, 6, 8, 10)).eval()
+    with pytest.raises(ValueError, match="or a grid of one cell"):
+        LibraGradient()(small, torch.rand(1, 3, 1, 1), CLASS)
+
     class OneByOne(nn.Sequential):
         def forward(self, images: torch.Tensor) -> Any:
             return torch.cat([super(OneByOne, self).forward(image[None]) for image in images])

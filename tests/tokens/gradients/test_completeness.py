@@ -3,6 +3,7 @@
 Axes: b batch, n tokens, d width.
 """
 
+import math
 from typing import Any
 
 import pytest
@@ -59,6 +60,18 @@ def test_every_constant_that_is_added_is_counted(name: str) -> None:
     account = account_of((y * drawn(*y.shape, seed=3)).sum(), x, 2, counted)
     assert account.gap < 1e-14
     assert abs(account.constants) > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("low", [-math.inf, torch.tensor(-math.inf), -0.25])
+def test_a_maximum_over_what_a_mask_leaves_is_shared_out(low: Any, dtype: torch.dtype) -> None:
+    x = X.to(dtype, copy=True).requires_grad_()
+    with CountedGradients(x) as counted:
+        y = x.masked_fill(X < X.median(1, keepdim=True)[0], low).amax(1)
+        y = y + torch.where(X[:, 0] > 0, x[:, 0], 0.5)
+    assert y.dtype == dtype
+    account = account_of(y.sum(), x, 2, counted)
+    assert account.gap < (1e-14 if dtype == torch.float64 else 0.01)
 
 
 def test_weights_of_products_are_no_constants() -> None:

@@ -233,7 +233,9 @@ def account_of(score: Tensor, level: Tensor, channels: int, counted: CountedGrad
     products = [
         torch.zeros(1, dtype=torch.float64, device="cpu")
         if gradient is None
-        else value.detach().double() * gradient.double()
+        else (value.detach().double() * gradient.double()).where(
+            gradient != 0, 0
+        )  # of infinity too
         for value, gradient in zip([level, *leaves], gradients, strict=True)
     ]
     shares, *parts = products

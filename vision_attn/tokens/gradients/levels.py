@@ -404,7 +404,7 @@ NO_GRADIENT = (
 )
 NO_LEVEL = (
     "everything that its logits are made of goes through no tokens or features in one place: "
-    "branches side by side"
+    "branches side by side, or a grid of one cell"
 )
 NO_PLACE = (
     "how its tokens lie on the image is not known: give layout=TokenLayout(prefix=class and "
