@@ -679,6 +679,7 @@ METHODS = [
     "QueryKey",
     "AttentionGradCAM",
     "GradCAM",
+    "LibraGradient",
 ]
 
 

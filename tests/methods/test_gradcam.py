@@ -189,8 +189,8 @@ def test_layers_by_name_through_wrappers(resnet: nn.Module) -> None:
         ("test_efficientnet", "bn2"),
         ("test_convnext", "stages"),
         ("test_vit", "blocks.5.norm1"),
-        ("swin", "layers"),
-        ("test_maxvit", "stages"),
+        ("swin", "norm"),
+        ("test_maxvit", "norm"),
     ],
 )
 def test_the_last_stage_is_found(name: str, layer: str) -> None:
@@ -404,14 +404,20 @@ class Encoder(nn.Module):
 
 @pytest.mark.parametrize(("batch_first", "by_columns"), [(True, True), (False, False)])
 @pytest.mark.parametrize("count", [2, 24])  # as many images as tokens, too
-def test_tokens_lie_where_the_run_says(batch_first: bool, by_columns: bool, count: int) -> None:
+@pytest.mark.parametrize(
+    "method",
+    [explain.GradCAM(), explain.GradCAM("encoder.layers.1.norm1"), explain.LibraGradient()],
+)
+def test_tokens_lie_where_the_run_says(
+    batch_first: bool, by_columns: bool, count: int, method: explain.Explainer
+) -> None:
     usual = Encoder(batch_first=True, by_columns=False).eval()
     other = Encoder(batch_first, by_columns).eval()
     other.load_state_dict(usual.state_dict())
     images = torch.randn(count, 3, 32, 48)
-    expected = explain.GradCAM()(usual, images, 3, layout=TokenLayout(0, (4, 6), "mean")).values
+    expected = method(usual, images, 3, layout=TokenLayout(0, (4, 6), "mean")).values
     assert expected.std() > 0
-    torch.testing.assert_close(explain.GradCAM()(other, images, 3).values, expected)
+    torch.testing.assert_close(method(other, images, 3).values, expected)
 
 
 def test_a_classifier_of_convolutions_and_the_pool_before_it_are_no_maps() -> None:
@@ -465,15 +471,17 @@ class NoNorm(nn.Module):
 class Attending(nn.Module):
     def __init__(self, *attentions: Any) -> None:
         super().__init__()
-        self.cut, self.head = nn.Conv2d(3, 12, 8, 8), nn.Linear(12, 5)
+        self.cut, self.first = nn.Conv2d(3, 12, 8, 8), nn.Parameter(torch.randn(1, 1, 12))
         self.layers = nn.ModuleList([nn.ModuleList([attention]) for attention in attentions])
+        self.head = nn.Linear(12, 5)
 
     def forward(self, images: torch.Tensor) -> Any:
         x = self.cut(images).flatten(2).mT
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1)
         layers: Any = self.layers
         for (attention,) in layers:
             x = x + attention(x)
-        return self.head(x.mean(1))
+        return self.head(x[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -488,7 +496,7 @@ def test_the_norm_before_the_last_projection_is_found_whatever_its_name(
     torch.manual_seed(0)
     network = Attending(attention(), attention()).eval()
     images = torch.randn(2, 3, 32, 48)
-    layout = TokenLayout(0, (4, 6), "mean")
+    layout = TokenLayout(1, (4, 6))
     found = explain.GradCAM()(network, images, 1)
     assert found.values.amax() > 0
     named = explain.GradCAM(layer=norm)(network, images, 1, layout=layout)
@@ -519,7 +527,7 @@ def crossvit() -> CrossVit:
     ("network", "size", "layer", "prefix", "grid"),
     [
         (tnt, (64, 96), "blocks.1.norm_out", 1, (4, 6)),
-        (mvit, (64, 64), "stages.1.blocks.1.norm1", 0, (8, 8)),
+        (mvit, (64, 64), "norm", 0, (8, 8)),
         (crossvit, (96, 96), "blocks.0.fusion.1.norm1", 1, (12, 12)),
     ],
 )
@@ -535,11 +543,11 @@ def test_transformers_of_timm_with_several_grids(
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.2)
     images = torch.randn(2, 3, *size)
-    found = explain.GradCAM()(network, images, 1).values
+    found = explain.GradCAM()(network, images).values
     assert found.shape == (2, *grid)
     assert found.amax() > 0
     layout = TokenLayout(prefix, grid, "cls" if prefix else "mean")
-    named = explain.GradCAM(layer=layer)(network, images, 1, layout=layout).values
+    named = explain.GradCAM(layer=layer)(network, images, layout=layout).values
     torch.testing.assert_close(found, named)
 
 

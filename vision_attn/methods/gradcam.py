@@ -25,6 +25,9 @@ from vision_attn.hooks import Hooks
 from vision_attn.inference import asked_once, modules_of
 from vision_attn.methods.base import Explainer
 from vision_attn.methods.targets import Target
+from vision_attn.tokens.gradients.levels import Level, find_levels
+from vision_attn.tokens.gradients.mode import HeldGradients
+from vision_attn.tokens.gradients.rules import NORM_RULES
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.modules import LayerLike, attends, module_name, why_opaque
 from vision_attn.tokens.outputs import run
@@ -59,10 +62,14 @@ class ClassActivationMap(Explainer):
         layer: A module of the network (`network.layer4`), or its name (`layer4.2`,
             `blocks.-1.norm1`, where -1 is the last child); of a list of these the mean of their
             maps, brought to the finest grid among them. None takes the last map that a
-            convolutional network makes (pools excepted), or the norm before the last attention of a
-            transformer: there the class token has not yet read the patches, so the gradient reaches
-            them. Where norms follow the attention (post-norm) it is the output of the block before
-            the last.
+            convolutional network makes (pools excepted). In a transformer that classifies by its
+            patches, by their mean or an attention pool, it takes the tokens as they are read: what
+            the last norm gives, or the last block where the norm follows the mean. The divisors of
+            norms behind them are constants in the gradient, which would cancel otherwise. In a
+            transformer that classifies by a class token it takes the norm before the last
+            attention: there the class token has not yet read the patches, so the gradient reaches
+            them; where norms follow the attention (post-norm), the output of the block before the
+            last.
 
     Examples:
         >>> import torch
@@ -104,6 +111,53 @@ class ClassActivationMap(Explainer):
         target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
+        readout = readout_of(network, images, layout) if self.layer is None else None
+        features, gradient, target = (
+            self._at_layer(network, images, target, layout)
+            if readout is None
+            else self._at_readout(network, images, target, readout)
+        )
+        with torch.no_grad():
+            contribution = self.contribution(features, gradient)
+        return Heatmaps(contribution.sum(dim=1).relu(), str(self), target.classes(images))
+
+    def _at_readout(
+        self, network: nn.Module, images: Images, target: Target, readout: Level
+    ) -> tuple[Tensor, Tensor, Target]:
+        """The tokens as the classifier reads them, their gradient (both b c h w), the fixed target.
+
+        The divisors of the norms that follow are constants: before a norm of the tokens' mean the
+        contributions of all tokens would sum to 0.
+        """
+        with HeldGradients([(readout.mark, readout.changed)], NORM_RULES) as mode:
+            output = run(network, images)
+        tokens = mode.kept.get(0)
+        if tokens is None or tokens.shape[readout.batch] != len(images):
+            raise ValueError(
+                f"{self}: the last tokens were found by a run of one image, and not for these "
+                "images, on which the network runs in another way: name a layer"
+            )
+        target = target.fixed(output)
+        gradient = self._gradient(target, output, tokens)
+        return (
+            readout.features(tokens.detach().float()),
+            readout.features(gradient.float()),
+            target,
+        )
+
+    def _gradient(self, target: Target, output: Any, features: Tensor) -> Tensor:
+        score = target(output).sum()
+        gradient = None
+        if score.requires_grad:
+            (gradient,) = torch.autograd.grad(score, features, allow_unused=True)
+        if gradient is None:
+            raise ValueError(f"{self}: {target} does not depend on this layer's output")
+        return gradient
+
+    def _at_layer(
+        self, network: nn.Module, images: Images, target: Target, layout: TokenLayout | None
+    ) -> tuple[Tensor, Tensor, Target]:
+        """The features of a layer, their gradient (both b c h w), the fixed target."""
         assert not isinstance(self.layer, tuple | list)  # one of them at a time
         norms = place_norms(network) if self.after_norm and self.layer is None else []
         layers = find_layers(network, self.layer)
@@ -122,12 +176,7 @@ class ClassActivationMap(Explainer):
         leaf, tokens_or_map = leaves
         # A ReLU that is no module may write into the last map: it is a part of it (DenseNet).
         features = tokens_or_map if self.layer is None and tokens_or_map.ndim == 4 else leaf
-        score = target(output).sum()
-        gradient = None
-        if score.requires_grad:
-            (gradient,) = torch.autograd.grad(score, features, allow_unused=True)
-        if gradient is None:
-            raise ValueError(f"{self}: {target} does not depend on this layer's output")
+        gradient = self._gradient(target, output, features)
         size = images.shape[2], images.shape[3]
         geometry: TokenLayout | Places | None = layout
         if features.ndim == 3 and layout is None:
@@ -146,8 +195,7 @@ class ClassActivationMap(Explainer):
                 else on_grid(x.float(), size, geometry)
                 for x in (features, gradient)
             )
-            contribution = self.contribution(features, gradient)
-        return Heatmaps(contribution.sum(dim=1).relu(), str(self), target.classes(images))
+        return features, gradient, target
 
 
 @dataclass(frozen=True)
@@ -275,6 +323,16 @@ class LayerCAM(ClassActivationMap):
         return gradient.relu() * features
 
 
+def readout_of(network: nn.Module, images: Images, layout: TokenLayout | None) -> Level | None:
+    """Find the tokens as the classifier reads them, where attention ends and patches are read."""
+    if not asked_once(network, _ends_in_attention):
+        return None
+    try:
+        return find_levels(network, images, layout).readout
+    except Exception:  # its own code: the run itself says so
+        return None
+
+
 def places_of_tokens(
     network: nn.Module, images: Images, features: Tensor, layer: nn.Module
 ) -> TokenLayout | Places:
@@ -321,9 +379,16 @@ def _usual_layers(network: nn.Module) -> list[str]:
     return _layers_before({name: module for module, name in modules_of(network).items()}, None)
 
 
-def _layers_before(modules: dict[str, nn.Module], before: nn.Module | None) -> list[str]:
+def _ends_in_attention(network: nn.Module) -> bool:
+    """Whether no spatial convolution follows the last attention."""
+    return _last_map({name: module for module, name in modules_of(network).items()}, None)[1]
+
+
+def _last_map(modules: dict[str, nn.Module], end: int | None) -> tuple[str, bool]:
+    """Name the norm before the last attention or the last spatial convolution among the first `end`
+    modules, whichever comes later; and say whether it is the norm.
+    """
     order = list(modules)
-    end = len(order) if before is None else list(modules.values()).index(before)
     norms = [f"{path}.{norm}" for path, block in modules.items() for norm in _norms(block)]
     blocks = [path for path, block in modules.items() if _is_post_norm(block)]
     if len(blocks) > 1 and (not norms or order.index(norms[-1]) < order.index(blocks[-1])):
@@ -340,10 +405,17 @@ def _layers_before(modules: dict[str, nn.Module], before: nn.Module | None) -> l
         raise ValueError(
             "it has no convolution, and no norm before an attention was found: name a layer"
         )
+    return last, last in norms
+
+
+def _layers_before(modules: dict[str, nn.Module], before: nn.Module | None) -> list[str]:
+    order = list(modules)
+    end = len(order) if before is None else list(modules.values()).index(before)
+    last, is_norm = _last_map(modules, end)
     parts = last.split(".")
     around = [".".join(parts[:depth]) for depth in range(len(parts), -1, -1)]
     later = order[order.index(last) + 1 : end]
-    if last in norms:
+    if is_norm:
         block = last.rpartition(".")[0] + "."
         later = [path for path in later if not path.startswith(block)]
         return around + [path for path in later if isinstance(modules[path], nn.BatchNorm2d)]

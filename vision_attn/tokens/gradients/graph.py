@@ -91,7 +91,7 @@ class GraphMode(HeldGradients):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         out = super().__torch_function__(func, types, args, kwargs)
-        if not self._depth:
+        if self.in_scope and not self._depth:
             self._note(func, args, kwargs or {}, out)
             self.calls += 1
         return out

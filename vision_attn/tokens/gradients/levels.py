@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vision_attn.compat.torch_private import uncompiled
+from vision_attn.hooks import current_scope
 from vision_attn.inference import asked_once, eval_mode, frozen_parameters, infer
 from vision_attn.tokens.gradients.graph import GraphMode, Value, cuts_of, order_of
 from vision_attn.tokens.gradients.mode import CallCounter, Mark, own_weights_held
@@ -39,6 +40,7 @@ __all__ = ["Level", "Levels", "find_levels"]
 
 SUMS = {"add", "add_", "__iadd__"}
 NORM_NAMES = {"layer_norm", "rms_norm", "group_norm", "batch_norm"}
+MOST = 0.75  # of the gradient: patches are read, not a class token
 ALIKE, UNLIKE = 1.25, 1.5  # times the image's proportions: a map of it, and none
 
 
@@ -93,7 +95,7 @@ class Levels:
     Attributes:
         refusal: Why there is no level; None: there is one.
         readout: The last tokens, as the classifier reads them, in a network that attends and whose
-            classifier reads what lies on the image; None in others.
+            classifier reads the patches; None in others, such as those that read a class token.
 
     Examples:
         >>> import torch
@@ -182,18 +184,15 @@ def as_read(run: list[Value], mode: GraphMode) -> list[Value]:
 
 
 def is_read(level: Level, mode: GraphMode, outputs: Sequence[Tensor]) -> bool:
-    """Whether the outputs depend on what a level has on its grid, rather than on a class token."""
+    """Whether most of the outputs' gradient is on a level's grid, rather than a class token's."""
     node = next(node for node, value in mode.values.items() if value.mark == level.mark)
-    weights = [
-        torch.linspace(1, 2, x.numel(), dtype=x.dtype, device=x.device).view(x.shape)
-        for x in outputs
-    ]
-    score = torch.stack(
-        [(x * weight).sum() for x, weight in zip(outputs, weights, strict=True)]
-    ).sum()
+    score = torch.stack([x.amax() for x in outputs]).sum()  # one logit: gradients of all may cancel
     edge = torch.autograd.graph.GradientEdge(node, 0)
     (gradient,) = torch.autograd.grad(score, [edge], allow_unused=True)
-    return gradient is not None and bool(level.shares(gradient.abs())[0].any())
+    if gradient is None:
+        return False
+    on_grid, beside = (share.sum() for share in level.shares(gradient.abs()))
+    return bool(on_grid > MOST * (on_grid + beside))
 
 
 def levels_among(runs: list[list[Value]], mode: GraphMode) -> list[list[Value]]:
@@ -257,12 +256,12 @@ def placed(
 ) -> list[Level | None]:
     """Find where the tokens or features of each level lie; None if it cannot be known.
 
-    By the layout that is told, by their axes, by the network's kind or path, or by a run that is
-    followed value by value. Tokens that are mixed by something else than attention lie where those
-    of the same shape before them do.
+    By the layout that is told, by their axes, by the network's kind, by a run that is followed
+    value by value, or by the network's path. Tokens that are mixed by something else than attention
+    lie where those of the same shape before them do.
     """
     size = (image.shape[2], image.shape[3])
-    hint = layout or known_layout(network, image, levels, attends)
+    hint = layout or known_layout(network, size)
     at_once = {
         value.call: level
         for value in (value for values in levels for value in values)
@@ -278,6 +277,14 @@ def placed(
     for number, (ids, tracer) in watched.items():
         if (level := by_origins(unsettled[number], ids, tracer)) is not None:
             at_once[unsettled[number].call] = level
+    shapes = {level.mark.shape for level in at_once.values()}
+    unsettled = [value for value in unsettled if value.mark.shape not in shapes]
+    if hint is None and attends and any(len(value.mark.shape) == 3 for value in unsettled):
+        path = find_path(network, image)
+        hint = path.layout if path.is_ordered else None
+        for value in unsettled:
+            if (level := by_shape(value, size, hint, attends)) is not None:
+                at_once[value.call] = level
     by_level: list[Level | None] = []
     for best, *others in levels:
         level = at_once.get(best.call)
@@ -323,14 +330,10 @@ def place_alike(value: Value, alike: Sequence[Level]) -> Level | None:
     return None
 
 
-def known_layout(
-    network: nn.Module, image: Images, levels: Sequence[Sequence[Value]], attends: bool
-) -> TokenLayout | None:
-    """Find how tokens lie on the image, by the network's kind, or by its path if it attends."""
+def known_layout(network: nn.Module, size: tuple[int, int]) -> TokenLayout | None:
+    """Find how tokens lie on an image of this (height, width), by the network's kind."""
     with suppress(ValueError):
-        return layout_of(network, (image.shape[2], image.shape[3]))
-    if attends and any(len(values[0].mark.shape) == 3 for values in levels):
-        return find_path(network, image).layout
+        return layout_of(network, size)
     return None
 
 
@@ -339,6 +342,8 @@ def by_shape(
 ) -> Level | None:
     """Find where features lie by their axes, or tokens that are as many as a layout's."""
     shape = value.mark.shape
+    if shape[0] != 1:  # windows, or tokens as a batch: only one image was run
+        return None
     channels = feature_axes(shape, size)
     if channels is not None:
         h, w = (shape[axis] for axis in (1, 2, 3) if axis != channels)
@@ -357,6 +362,7 @@ class WatchedCalls(TorchFunctionMode):
     ):
         super().__init__()
         self.counter, self.tracer, self.kept = CallCounter(marks), tracer, watched
+        self.scope = current_scope()
 
     def __torch_function__(
         self,
@@ -366,6 +372,8 @@ class WatchedCalls(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        if self.scope is not current_scope():
+            return out
         index = self.counter.index(func.__name__, out)
         if index is not None:
             self.kept[index] = self.tracer.origins_of(out), self.tracer

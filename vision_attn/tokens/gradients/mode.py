@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vision_attn.attention import Normalizer
-from vision_attn.hooks import Hooks
+from vision_attn.hooks import Hooks, current_scope
 from vision_attn.tokens.gradients.rules import RULES, Rule, Tracking, flows, functions
 
 __all__ = ["CallCounter", "HeldGradients", "Mark", "own_weights_held", "tensors_in"]
@@ -79,7 +79,8 @@ class CallCounter:
 class HeldGradients(TorchFunctionMode, Tracking):
     """Run torch's functions under the gradient rules, and keep the values that are marked.
 
-    After a run `kept` holds the values by the numbers of their marks.
+    After a run `kept` holds the values by the numbers of their marks. What a hook runs apart, such
+    as another explanation, is left alone.
 
     Args:
         levels: The marks, each with whether the value is changed in place afterwards. The first of
@@ -107,8 +108,13 @@ class HeldGradients(TorchFunctionMode, Tracking):
         self.closed = not levels
         self._changed = [changed for _, changed in levels]
         self._counter = CallCounter([mark for mark, _ in levels])
-        self._depth = 0
+        self._depth, self._scope = 0, current_scope()
         self._strengths: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    @property
+    def in_scope(self) -> bool:
+        """Whether what runs now is what this mode was made for."""
+        return self._scope is current_scope()
 
     def __torch_function__(
         self,
@@ -117,6 +123,8 @@ class HeldGradients(TorchFunctionMode, Tracking):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if not self.in_scope:
+            return func(*args, **(kwargs or {}))
         out = self.run(func, args, {} if kwargs is None else kwargs)
         if self.closed or self._depth:
             return out

@@ -50,6 +50,7 @@ class Path:
         caveats: Sentences of what the run does not prove, or a map does not show.
         unread: The sentence for a classifier whose reading the run does not prove; a layout that is
             given settles that.
+        is_ordered: Whether the network takes the first tokens in the order of the layout.
 
     Examples:
         >>> import torch
@@ -72,6 +73,7 @@ class Path:
     left_out: str | None = None
     caveats: Sequence[str] = ()
     unread: str | None = None
+    is_ordered: bool = True
 
     def __str__(self) -> str:
         lines = [self._tokens()]
@@ -348,9 +350,18 @@ def run_path(network: nn.Module, images: Images) -> Path:
     )
     refusal = UNKNOWN_PLACES.format(walk.links[0].before) if layout is None else None
     chain = replace(chain, layout=layout or UNPLACED)
+    is_ordered = walk.ranks == sorted(walk.ranks)
     if writer.begins is None or len(writer.used) == len(run.used):
         return Path(
-            run.steps, chain, layout, refusal, patch, caveats=writer.caveats, unread=writer.unread
+            run.steps,
+            chain,
+            layout,
+            refusal,
+            patch,
+            None,
+            writer.caveats,
+            writer.unread,
+            is_ordered,
         )
     begin, reason = writer.begins
     steps = [
@@ -359,7 +370,9 @@ def run_path(network: nn.Module, images: Images) -> Path:
     ]
     counted = sum(step.used for step in steps)
     left_out = f"a map shows the last {counted} of {len(run.used)} attention calls alone: {reason}"
-    return Path(steps, chain, layout, refusal, patch, left_out, writer.caveats, writer.unread)
+    return Path(
+        steps, chain, layout, refusal, patch, left_out, writer.caveats, writer.unread, is_ordered
+    )
 
 
 def _in_words(layout: TokenLayout) -> str:
