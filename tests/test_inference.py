@@ -511,7 +511,7 @@ def test_a_vit_that_checkpoints_by_itself_has_the_maps_of_one_that_does_not() ->
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_another_thread_checkpoints_as_it_did(reentrant: bool) -> None:
     network, _ = checkpointed(reentrant)
-    first = network[0]
+    first: Any = network[0]
     images = IMAGES.clone().requires_grad_()
 
     def trained() -> Any:

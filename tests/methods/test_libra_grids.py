@@ -97,7 +97,7 @@ def built(name: str, options: dict[str, Any]) -> Any:
         if weight.ndim > 1:
             nn.init.normal_(weight, std=1.2 / math.sqrt(weight[0].numel()))
         else:
-            weight += 0.2 * torch.randn_like(weight)
+            weight.add_(0.2 * torch.randn_like(weight))
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             assert module.running_mean is not None

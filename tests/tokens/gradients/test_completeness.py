@@ -67,7 +67,7 @@ def test_every_constant_that_is_added_is_counted(name: str) -> None:
 def test_a_maximum_over_what_a_mask_leaves_is_shared_out(low: Any, dtype: torch.dtype) -> None:
     x = X.to(dtype, copy=True).requires_grad_()
     with CountedGradients(x) as counted:
-        y = x.masked_fill(X < X.median(1, keepdim=True)[0], low).amax(1)
+        y = x.masked_fill(X.median(1, keepdim=True)[0] > X, low).amax(1)
         y = y + torch.where(X[:, 0] > 0, x[:, 0], 0.5)
     assert y.dtype == dtype
     account = account_of(y.sum(), x, 2, counted)
