@@ -13,7 +13,7 @@ from vision_attn.terminal import say
 
 if TYPE_CHECKING:
     from vision_attn.pages.gallery.run import GallerySummary
-    from vision_attn.types import LoadedSequences, Model
+    from vision_attn.types import LoadedSequences
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +109,9 @@ def run(args: argparse.Namespace) -> int:
     if summary.photos == summary.explained == 1 and Path(images[0]).is_file():
         say_class(summary, Path(images[0]))
         if not args.method and not model.warning:
-            say_usual(model, args.target)
+            from vision_attn.runs.explain import usual_in_words
+
+            say(usual_in_words(model, args.target))
     for path, frames in summary.films.items():
         say(f"{frames} frames of {path} explained: {summary.folder}")
     if model.warning:
@@ -130,18 +132,6 @@ def say_class(summary: "GallerySummary", photo: Path) -> None:
             unlike = f"; {record['unlike']}" if record.get("unlike") else ""
             say(f"{photo.name}: {record['predicted']} ({record['probability']:.1%}){unlike}")
             return
-
-
-def say_usual(model: "Model", target: str | None) -> None:
-    """Print the method that was taken, as none was asked for, and whether its maps are trusted."""
-    from vision_attn.methods import is_trusted, usual_method
-    from vision_attn.methods.targets import has_classifier
-    from vision_attn.runs.maps import NOT_SHOWN
-
-    unasked = target in (None, "predicted") and not has_classifier(model)
-    method = usual_method(model, class_blind=unasked)
-    trusted = model.trust is not None and is_trusted(method, model)
-    say(f"{method}: {model.trust.verdict(str(method)) if model.trust and trusted else NOT_SHOWN}")
 
 
 def photos(args: argparse.Namespace, report: options.Report) -> list[str]:

@@ -51,7 +51,7 @@ from vision_attn.methods.targets import (
 from vision_attn.render import natural
 from vision_attn.runs.explanation import Explanation, Explanations
 from vision_attn.runs.labels import label_of
-from vision_attn.runs.maps import Map
+from vision_attn.runs.maps import NOT_SHOWN, Map
 from vision_attn.tokens.activation import settled
 from vision_attn.tokens.outputs import one_row
 from vision_attn.types import Head, Images, Logits, Model, Preprocessing
@@ -302,6 +302,15 @@ class Request:
                     explanation.channels[name] = gate
 
 
+def usual_in_words(model: Model, target: str | None) -> str:
+    """Name the method that is taken where none is asked for, and say if its maps are trusted."""
+    unasked = target in (None, "predicted") and not has_classifier(model)
+    method = usual_method(model, class_blind=unasked)
+    trusted = model.trust is not None and is_trusted(method, model)
+    words = model.trust.verdict(str(method)) if model.trust and trusted else NOT_SHOWN
+    return f"{method}: {words}"
+
+
 @overload  # a path's text is a sequence too, and taken for one photo
 def explain(  # type: ignore[overload-overlap]
     model: Model,
@@ -315,6 +324,8 @@ def explain(  # type: ignore[overload-overlap]
     head: Head | None = None,
     batch_size: int = 8,
 ) -> Explanation: ...
+
+
 @overload
 def explain(
     model: Model,
