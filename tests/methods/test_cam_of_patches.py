@@ -75,14 +75,12 @@ def by_formula(name: str, features: Any, gradient: Any) -> Any:
 
 def signed(method: ClassActivationMap, network: nn.Module) -> torch.Tensor:
     """The map before its ReLU: that of the logit less that of its negative."""
-    for_it, against = (
-        method(network, IMAGES, lambda logits, sign=sign: sign * logits[:, CLASS]).values
-        for sign in (1, -1)
-    )
+    for_it = method(network, IMAGES, lambda logits: logits[:, CLASS]).values
+    against = method(network, IMAGES, lambda logits: -logits[:, CLASS]).values
     return for_it - against
 
 
-POOLS = {
+POOLS: dict[str, dict[str, Any]] = {
     "mean": {"pool": "mean", "norm_after_pool": False, "class_token": False},
     "mean beside registers": {"pool": "mean", "norm_after_pool": False, "registers": 2},
     "attention pool": {"pool": AttentionPool, "class_token": False},
