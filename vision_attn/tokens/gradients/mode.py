@@ -108,12 +108,18 @@ class HeldGradients(TorchFunctionMode, Tracking):
         self.closed = not levels
         self._changed = [changed for _, changed in levels]
         self._counter = CallCounter([mark for mark, _ in levels])
-        self._depth, self._scope = 0, current_scope()
+        self._depth = 0
+        self._scope: object = None
         self._strengths: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def __enter__(self) -> Any:
+        self._scope = current_scope()
+        super().__enter__()
+        return self
 
     @property
     def in_scope(self) -> bool:
-        """Whether what runs now is what this mode was made for."""
+        """Whether what runs now is what this mode was opened for."""
         return self._scope is current_scope()
 
     def __torch_function__(
