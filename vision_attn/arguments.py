@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from inspect import Signature, signature
 from numbers import Integral, Real
 from pathlib import Path, PurePath
@@ -83,6 +83,7 @@ def checked(**least: int) -> Callable[[Checked], Checked]:
 
     def decorate(function: Checked) -> Checked:
         own = signature(function)
+        kinds = cache(partial(_kinds, function, own))  # annotations may name what comes later
 
         @wraps(function)
         def checking(*args: Any, **named: Any) -> Any:
@@ -90,10 +91,9 @@ def checked(**least: int) -> Callable[[Checked], Checked]:
                 given = own.bind(*args, **named)
             except TypeError:
                 return function(*args, **named)  # which says what is missing
-            kinds = _kinds(function, own)
             for name, value in given.arguments.items():
-                if name in kinds:
-                    given.arguments[name] = argument(name, value, kinds[name], least.get(name))
+                if name in kinds():
+                    given.arguments[name] = argument(name, value, kinds()[name], least.get(name))
             return function(*given.args, **given.kwargs)
 
         return cast(Checked, checking)
@@ -101,7 +101,6 @@ def checked(**least: int) -> Callable[[Checked], Checked]:
     return decorate
 
 
-@cache
 def _kinds(function: Callable[..., Any], own: Signature) -> dict[str, Any]:
     """The annotations of the arguments; those of `*args` and `**named` are of each of them."""
     several = {

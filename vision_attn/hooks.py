@@ -7,7 +7,6 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import nn
@@ -43,9 +42,11 @@ def current_scope() -> object:
         >>> inside is outside, current_scope() is outside
         (False, True)
     """
-    if not hasattr(_SCOPE, "own"):
+    try:
+        return _SCOPE.own
+    except AttributeError:
         _SCOPE.own = object()
-    return _SCOPE.own
+        return _SCOPE.own
 
 
 @contextmanager
@@ -115,14 +116,18 @@ class Hooks:
         self._uncompiled.__exit__(None, None, None)
 
 
-@dataclass(frozen=True, eq=False)
 class _Temporary:
-    hook: Callable[..., Any]
-    scope: object  # or the number of a thread, for all of its scopes
+    """A hook of one scope, or of the thread of a number in all of its scopes."""
+
+    __slots__ = ("hook", "scope")
+
+    def __init__(self, hook: Callable[..., Any], scope: object) -> None:
+        self.hook, self.scope = hook, scope
 
     def __call__(self, *given: Any) -> Any:
-        inside = self.scope is current_scope() or self.scope == threading.get_ident()
-        return self.hook(*given) if inside else None
+        if self.scope is current_scope() or self.scope == threading.get_ident():
+            return self.hook(*given)
+        return None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "_Temporary":
         """Itself: in a copy of the network it is called as in vain as in another thread."""

@@ -19,12 +19,11 @@ from vision_attn.methods.attention_explainer import AttentionExplainer
 from vision_attn.methods.rollout import FUSIONS
 from vision_attn.models import ViT
 from vision_attn.tokens.modules import attends
-from vision_attn.tokens.record.calls import Workspace
 from vision_attn.tokens.record.sdpa import (
     SDPAInputs,
+    ShortAttention,
     attention_and_lse,
     multi_head_attention,
-    short_attention,
 )
 from vision_attn.training.flops import forward_flops
 
@@ -150,16 +149,16 @@ def test_without_its_kernel_attention_is_torchs_own(
 
 
 def test_without_its_choice_short_attention_is_laid_out_as_torchs() -> None:
-    fusion, workspace = FUSIONS["mean"], Workspace()
+    fusion = FUSIONS["mean"]
     for values in (qkv()[2], torch.randn(2, 3, 13, 7)):
         q, k, _ = qkv()
         given = SDPAInputs(q, k, values)
         with torch.no_grad():
             expected = F.scaled_dot_product_attention(*given[:3])
-            known = short_attention(given, fusion, workspace)
+            known = ShortAttention(fusion)(given)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(reaches, "FLASH_CHOICE", "_taken_away")
-                unknown = short_attention(given, fusion, workspace)
+                unknown = ShortAttention(fusion)(given)
         assert known is not None
         assert unknown is not None
         for context, made in (known, unknown):

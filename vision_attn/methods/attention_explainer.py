@@ -7,7 +7,7 @@ k classes, head, i queries, e value width.
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, final
 
@@ -161,7 +161,9 @@ def heatmaps_of(
 @contextmanager
 def full_precision(x: Tensor) -> Iterator[None]:
     """Compute off the graph, and without autocast, which would be in half precision."""
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    kind = x.device.type
+    half = torch.is_autocast_enabled(kind)
+    with torch.no_grad(), torch.autocast(kind, enabled=False) if half else nullcontext():
         yield
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vision_attn.methods.rollout import FUSIONS
 from vision_attn.tokens.record import sdpa
-from vision_attn.tokens.record.calls import Workspace
-from vision_attn.tokens.record.sdpa import SDPAInputs, short_attention
+from vision_attn.tokens.record.sdpa import SDPAInputs, ShortAttention
 
 
 def qkv(
@@ -31,7 +31,7 @@ def qkv(
 
 @torch.no_grad()
 def fused(*args: Any, fusion: str = "mean", **options: Any) -> Any:
-    return short_attention(SDPAInputs(*args, **options), FUSIONS[fusion], Workspace())
+    return ShortAttention(FUSIONS[fusion])(SDPAInputs(*args, **options))
 
 
 @pytest.mark.parametrize("limit", [10**6, 2 * 7 * 3 * 7, 3 * 3 * 7, 1])
@@ -63,7 +63,7 @@ def test_only_where_attention_is_plain_exact_short_and_without_gradients() -> No
     with torch.autocast("cpu", torch.bfloat16):
         assert fused(*qkv(dtype=torch.float32)) is None
     with torch.enable_grad():
-        assert short_attention(SDPAInputs(*qkv()), FUSIONS["mean"], Workspace()) is None
+        assert ShortAttention(FUSIONS["mean"])(SDPAInputs(*qkv())) is None
 
 
 @pytest.mark.parametrize("empty", [{"b": 0}, {"j": 0}])
@@ -95,3 +95,41 @@ def test_the_output_is_laid_out_as_by_torch(laid_out: Callable[..., Any], e: int
     expected = F.scaled_dot_product_attention(q, k, v)
     assert context.stride() == expected.stride()
     torch.testing.assert_close(context, expected)
+
+
+def by_tokens(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def test_each_call_is_its_own_whatever_was_found_for_the_calls_before() -> None:
+    attend = ShortAttention(FUSIONS["mean"])
+    shapes = [{}, {"b": 1}, {"b": 1, "dtype": torch.float32}, {"b": 1, "i": 3, "j": 13}, {"e": 5}]
+    inputs = [qkv(**shape) for shape in shapes]
+    inputs += [(by_tokens(q), k, v) for q, k, v in inputs]
+    both = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    with torch.no_grad():
+        for kernels in (both, [SDPBackend.MATH], both):
+            for q, k, v in inputs:
+                with sdpa_kernel(kernels):
+                    short = attend(SDPAInputs(q, k, v))
+                    expected = F.scaled_dot_product_attention(q, k, v)
+                assert short is not None
+                assert short[0].stride() == expected.stride()
+                torch.testing.assert_close(short[0], expected)
+                weights = torch.softmax(q @ k.mT * 11**-0.5, -1)
+                torch.testing.assert_close(short[1], weights.mean(1))
+        q, k, v = inputs[2]
+        with torch.autocast("cpu", torch.bfloat16):
+            assert attend(SDPAInputs(q, k, v)) is None
+    assert attend(SDPAInputs(q, k, v)) is None
+
+
+def test_a_plan_serves_in_and_out_of_inference_mode() -> None:
+    attend, inputs = ShortAttention(FUSIONS["mean"]), SDPAInputs(*qkv(b=1))
+    with torch.inference_mode():
+        inside = attend(inputs)
+    with torch.no_grad():
+        outside = attend(inputs)
+    assert inside is not None
+    assert outside is not None
+    torch.testing.assert_close(inside[1].clone(), outside[1])

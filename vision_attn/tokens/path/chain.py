@@ -9,7 +9,6 @@ j keys.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -134,8 +133,8 @@ class Attention(Link):
     def called(self, call: AttentionCall) -> "Attention":
         """Return this link with a run's call, and with what is cached about its tokens."""
         _ = self.whole
-        linked = copy(self)
-        object.__setattr__(linked, "call", call)
+        linked = object.__new__(type(self))
+        vars(linked).update(vars(self), call=call)
         return linked
 
     @property

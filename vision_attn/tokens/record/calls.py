@@ -460,5 +460,5 @@ class ExplicitWeights(AttentionCall):
 
     @property
     def single_head(self) -> Float[Tensor, "b i j"] | None:
-        at_hand = self.heads == 1 and self.all_weights.dtype == self.dtype
-        return self.all_weights[:, 0] if at_hand else None
+        weights = self.all_weights
+        return weights[:, 0] if weights.shape[1] == 1 and weights.dtype == self.dtype else None

@@ -25,6 +25,7 @@ __all__ = [
     "context_edited",
     "editing",
     "edits_of_call",
+    "is_edited",
     "keys_seen",
     "keys_weighed",
     "suspended",
@@ -102,19 +103,30 @@ def suspended() -> bool:
     return getattr(_THREAD, "off", False)
 
 
+def is_edited() -> bool:
+    """Whether an editor is asked for changes of the call that now runs.
+
+    Examples:
+        >>> from vision_attn.tokens.record.edits import is_edited
+        >>> is_edited()
+        False
+    """
+    editors = getattr(_THREAD, "editors", None)
+    return bool(editors) and not suspended() and not getattr(_THREAD, "busy", False)
+
+
 @contextmanager
 def edits_of_call() -> Iterator[Sequence[CallEdit]]:
     """Give the changes of the call that now runs, the outermost first.
 
     There are none for whoever sees the parts that another computes it by.
     """
-    editors = getattr(_THREAD, "editors", ())
-    if not editors or suspended() or getattr(_THREAD, "busy", False):
+    if not is_edited():
         yield ()
         return
     _THREAD.busy = True
     try:
-        edits = [editor.next_edit() for editor in editors]
+        edits = [editor.next_edit() for editor in _THREAD.editors]
         yield [edit for edit in edits if edit is not None]
     finally:
         _THREAD.busy = False

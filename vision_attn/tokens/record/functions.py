@@ -20,6 +20,7 @@ from vision_attn.tokens.record.contraction import Contraction
 from vision_attn.tokens.record.edits import (
     context_edited,
     edits_of_call,
+    is_edited,
     keys_seen,
     keys_weighed,
     values_edited,
@@ -95,11 +96,16 @@ class CallMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.einsum and len(args) == 2 and isinstance(args[1], list | tuple):
-            args = (args[0], *args[1])  # operands in a list
+        if func not in WATCHED and not self.softmax_outputs.data:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return self._watched(func, args, kwargs or {})
+
+    def _watched(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a function that may be a step of an attention, and record the call that it ends."""
         outputs, log = self.softmax_outputs, self.log
-        if (func not in WATCHED and not outputs.data) or not log.in_scope:
+        if not log.in_scope:
             return func(*args, **kwargs)
         if func in READING and log.tracer is not None and log.tracer.shapes is not None:
             log.tracer.shapes.read(args[0], func)
@@ -109,8 +115,14 @@ class CallMode(TorchFunctionMode):
             return log.attention(SDPAInputs(*args, **kwargs))
         if func is F.scaled_dot_product_attention:
             return self._sdpa(SDPAInputs(*args, **kwargs))
+        if func in NORM and not outputs.data:
+            out = func(*args, **kwargs)
+            self._keep_stream(args[0])
+            return out
         if func is F.multi_head_attention_forward:
             return self._multi_head(args, kwargs)
+        if func is torch.einsum and len(args) == 2 and isinstance(args[1], list | tuple):
+            args = (args[0], *args[1])  # operands in a list
         factors = self._factors(func, args, kwargs)
         if factors is not None and self._are_weights(factors, func):
             return self._weigh(factors, outputs.pop(factors.weights))
@@ -134,40 +146,48 @@ class CallMode(TorchFunctionMode):
             func in EXPONENTIAL and out.ndim > 2
         ):
             outputs[out] = UNSUMMED
-        elif func in NORM and args[0].ndim == 3:
-            log.record.streams[args[0].shape[1]] = args[0].detach()
+        elif func in NORM:
+            self._keep_stream(args[0])
         return out
+
+    def _keep_stream(self, x: Tensor) -> None:
+        """Keep the input of a norm over a sequence."""
+        if x.ndim == 3:
+            self.log.record.streams[x.shape[1]] = x.detach()
 
     def _sdpa(self, inputs: SDPAInputs) -> Tensor:
         """Run and record torch's attention, by whatever kernel it chooses."""
         log, (query, key, value) = self.log, inputs[:3]
-        last_keys, last_values = (each() for each in log.last_memory)
-        if value is last_values and key is not last_keys:  # with the same keys: other queries
+        last_keys, last_values = log.last_memory
+        if value is last_values() and key is not last_keys():  # with the same keys: other queries
             raise RecordError(
                 f"{log.module or 'the network'} attends twice over the same values, and how it "
                 "combines the two is not known (differential attention?): one map cannot stand "
                 "for it"
             )
         log.last_memory = ref(key), ref(value)
-        batches = [x.shape[:-2] for x in (query, key, value)]
-        if not inputs.enable_gqa and batches != [batches[0]] * 3:  # heads share keys and values
-            shape = broadcast_shape(*batches)
+        batches = query.shape[:-2], key.shape[:-2], value.shape[:-2]
+        if not inputs.enable_gqa and not batches[0] == batches[1] == batches[2]:
+            shape = broadcast_shape(*batches)  # heads share keys and values
             query, key, value = (x.expand(*shape, -1, -1) for x in (query, key, value))
             inputs = inputs._replace(query=query, key=key, value=value)
         lead = query.shape[:-2]
         inputs = folded(inputs) if len(lead) > 2 else inputs
-        with edits_of_call() as edits:
-            if edits:
-                with log.untraced():
-                    inputs = inputs._replace(value=values_edited(edits, inputs.value))
-            context = log.attention(inputs)
-            if edits:
-                with log.untraced():
-                    seen = partial(keys_seen, inputs)
-                    context = context_edited(edits, context, inputs.value, seen)
+        context = self._edited(inputs) if is_edited() else log.attention(inputs)
         if not log.add_fused_map():
             self._add_kernel(inputs, context)
         return context.reshape(*lead, *context.shape[-2:]) if len(lead) > 2 else context
+
+    def _edited(self, inputs: SDPAInputs) -> Tensor:
+        """Run torch's attention with the edits of this call."""
+        log = self.log
+        with edits_of_call() as edits:
+            with log.untraced():
+                inputs = inputs._replace(value=values_edited(edits, inputs.value))
+            context = log.attention(inputs)
+            with log.untraced():
+                seen = partial(keys_seen, inputs)
+                return context_edited(edits, context, inputs.value, seen)
 
     def _add_kernel(self, inputs: SDPAInputs, context: Tensor) -> None:
         """Record a call of torch's attention by its queries and keys."""
@@ -185,14 +205,14 @@ class CallMode(TorchFunctionMode):
     ) -> tuple[Tensor, Tensor | None]:
         """Run `nn.MultiheadAttention` always through `_sdpa`."""
         log = self.log
-        fusion, need_weights = log.fusion, kwargs.get("need_weights", True)
+        short, need_weights = log.short, kwargs.get("need_weights", True)
         if need_weights:  # by the network itself, which is owed those of each head
-            log.fusion = None
+            log.short = None
         try:
             with self:
                 out = multi_head_attention(*args, **kwargs)
         finally:
-            log.fusion = fusion
+            log.short = short
         if not need_weights:
             return out, None
         weights = log.record.calls[-1].weights().to(out.dtype)

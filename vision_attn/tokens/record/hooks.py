@@ -50,7 +50,7 @@ class ModuleHooks:
             hooks.after(network, self._after_network, always_call=True)
             for module, name in attending(network).items():
                 hooks.before(module, self._before(name, module))
-                hooks.after(module, self._after(name), with_kwargs=True, always_call=True)
+                hooks.after(module, self._after(name, module), with_kwargs=True, always_call=True)
             yield
 
     def _before_network(self, _network: nn.Module, _args: tuple[Any, ...]) -> None:
@@ -74,8 +74,13 @@ class ModuleHooks:
 
         return hook
 
-    def _after(self, name: str) -> Callable[..., Any]:
-        log = self.log
+    def _after(self, name: str, module: nn.Module) -> Callable[..., Any]:
+        log, deferred = self.log, is_softmax_of_products(module)
+        record_own: Callable[..., None] | None = None
+        if isinstance(module, Attend):
+            record_own = self._attend
+        elif isinstance(module, Readout):
+            record_own = self._read_out
 
         def hook(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -83,15 +88,13 @@ class ModuleHooks:
             if not log.running or log.running[-1].name != name:
                 return  # another hook raised before it could enter
             run, calls = log.running[-1], log.record.calls
-            log.deferred -= is_softmax_of_products(module)
+            log.deferred -= deferred
             if run.failed(out):
                 del calls[run.calls :]
                 log.running.pop()
                 return
-            if isinstance(module, Attend):
-                self._attend(module, run.calls, out, *args, **kwargs)
-            if isinstance(module, Readout):
-                self._read_out(module, run.calls, out, *args, **kwargs)
+            if record_own is not None:
+                record_own(module, run.calls, out, *args, **kwargs)
             log.running.pop()
             if not log.running:
                 log.record.expected.append(name)

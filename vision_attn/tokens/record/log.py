@@ -18,9 +18,13 @@ from vision_attn.tokens.record.calls import (
     ExplicitWeights,
     Fusion,
     LazyWeights,
-    Workspace,
 )
-from vision_attn.tokens.record.sdpa import SDPAInputs, attention_and_lse, detached, short_attention
+from vision_attn.tokens.record.sdpa import (
+    SDPAInputs,
+    ShortAttention,
+    attention_and_lse,
+    detached,
+)
 from vision_attn.tokens.trace.tracer import Tracer
 
 __all__ = ["CallLog", "Part", "Record", "RecordError"]
@@ -98,8 +102,8 @@ class CallLog:
         tracer: Tracer | None = None,
         detach: bool = True,
     ):
-        self.keep, self.fusion, self.tracer, self.detach = keep, fusion, tracer, detach
-        self.workspace = Workspace()
+        self.keep, self.tracer, self.detach = keep, tracer, detach
+        self.short = None if fusion is None else ShortAttention(fusion)
         self.record = Record()
         self.scope = current_scope()
         self.running: list[Run] = []  # attention modules
@@ -125,11 +129,10 @@ class CallLog:
     def attention(self, inputs: SDPAInputs) -> Tensor:
         """Run torch's attention, and fuse the weights of its heads if that is wanted and cheap."""
         self.forget_kernel()
-        if self.fusion is not None:
-            short = short_attention(inputs, self.fusion, self.workspace)
-            if short is not None:
-                context, self.fused_map = short
-                return context
+        short = None if self.short is None else self.short(inputs)
+        if short is not None:
+            context, self.fused_map = short
+            return context
         with self.untraced():
             context, self.lse = attention_and_lse(inputs)
         return context
@@ -152,9 +155,9 @@ class CallLog:
 
     def add_fused_map(self) -> bool:
         """Record the last call if its heads were fused; return whether they were."""
-        if self.fusion is None or self.fused_map is None:
+        if self.short is None or self.fused_map is None:
             return False
-        weights, normalized = self.fused_map.unsqueeze(1), self.fusion.keeps_row_sums
+        weights, normalized = self.fused_map.unsqueeze(1), self.short.fusion.keeps_row_sums
         self.record.calls.append(
             ExplicitWeights(self.module, None, None, weights, None, normalized)
         )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.backends.cuda import flash_sdp_enabled, math_sdp_enabled
 from torch.nn import functional as F
 
 from vision_attn.compat.torch_private import chooses_flash, flash_attention
@@ -15,10 +16,10 @@ from vision_attn.tokens.record.calls import CPU_TILE, Fusion, Workspace, cut_til
 
 __all__ = [
     "SDPAInputs",
+    "ShortAttention",
     "attention_and_lse",
     "detached",
     "multi_head_attention",
-    "short_attention",
 ]
 
 SMALL = 2**20  # bytes that are not worth a copy
@@ -57,12 +58,14 @@ class SDPAInputs(NamedTuple):
         masked = self.attn_mask is not None or self.is_causal
         return not masked and not self.enable_gqa and self.query.ndim == 4 and _exact(self.query)
 
-    def empty_context(self) -> Tensor:
+    def empty_context(self, flash: bool | None) -> Tensor:
         """Make an unfilled output of torch's attention without a mask, with the strides it has.
 
         The flash kernel's has the strides of the query, those of the others are contiguous.
+
+        Args:
+            flash: Whether torch would choose that kernel; None: torch's own attention runs.
         """
-        flash = chooses_flash(self.query, self.key, self.value, self.dropout_p, self.scale)
         if flash is None:
             return F.scaled_dot_product_attention(**self._asdict())
         if flash:
@@ -83,39 +86,92 @@ def attention_and_lse(inputs: SDPAInputs) -> tuple[Tensor, Tensor | None]:
     return F.scaled_dot_product_attention(**inputs._asdict()), None
 
 
-def short_attention(
-    inputs: SDPAInputs, fusion: Fusion, workspace: Workspace
-) -> tuple[Float[Tensor, "b head i e"], Float[Tensor, "b i j"]] | None:
-    """Run torch's attention in tiles and fuse its heads on the way; None where that is no gain.
+class _Plan(NamedTuple):
+    """How attention over some shapes is computed by products."""
 
-    It is a gain where the fused map takes no more memory than the queries and keys, which would be
-    kept in its place, and the network computes without gradients on a CPU, in float32 or float64.
-    Returns the context, with the strides that torch's would have, and the fused map.
+    flash: bool | None  # whether torch would choose its flash kernel; None: nobody knows
+    limit: int  # elements of a tile
+    scores: Tensor | None  # where all of it fits into one tile of one image, the tile's memory
+
+
+class ShortAttention:
+    """torch's attention of short sequences by products, with its heads fused on the way.
+
+    That is a gain where the fused map takes no more memory than the queries and keys, which would
+    be kept in its place, and the network computes without gradients on a CPU, in float32 or
+    float64. What is found for one call serves the next ones of its shapes and strides.
+
+    Args:
+        fusion: How the weights of the heads become one map.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.record.calls import Fusion
+        >>> from vision_attn.tokens.record.sdpa import SDPAInputs, ShortAttention
+        >>> attend = ShortAttention(Fusion(lambda weights: weights.mean(1)))
+        >>> with torch.no_grad():
+        ...     context, fused = attend(SDPAInputs(*torch.rand(3, 1, 2, 5, 16)))
+        >>> context.shape, fused.shape
+        (torch.Size([1, 2, 5, 16]), torch.Size([1, 5, 5]))
     """
-    if torch.is_grad_enabled() or inputs.dropout_p or not inputs.plain:
-        return None
-    query, key, value = inputs[:3]
-    (batch, heads, queries, width), keys = query.shape, key.shape[2]
-    if not (batch, heads) == key.shape[:2] == value.shape[:2]:
-        return None
-    if not batch * keys or queries * keys > (queries + keys) * heads * width:
-        return None
-    context = inputs.empty_context()
-    limit = CPU_TILE * torch.get_num_threads()
-    if batch == 1 and heads * queries * keys <= limit:  # one tile, in as few operations as can be
-        scores = workspace.buffer("weights", (heads, queries, keys), query)
-        scores.baddbmm_(query[0], key[0].mT, beta=0, alpha=inputs.alpha)
-        torch.softmax(scores, -1, out=scores)
-        torch.bmm(scores, value[0], out=context[0])
-        return context, fusion.fuse(scores.unsqueeze(0))
-    fused = query.new_empty(batch, queries, keys)
-    for tile in cut_tiles(batch, 1, queries, heads * keys, limit):
-        image, row = tile.images, tile.rows
-        scores = product(query[image, :, row], key[image].mT, "weights", workspace, inputs.alpha)
-        weights = torch.softmax(scores, -1, out=scores)
-        context[image, :, row] = weights @ value[image]
-        fused[image, row] = fusion.fuse(weights)
-    return context, fused
+
+    def __init__(self, fusion: Fusion):
+        self.fusion, self.workspace = fusion, Workspace()
+        self._plans: dict[Any, _Plan | None] = {}
+
+    def __call__(
+        self, inputs: SDPAInputs
+    ) -> tuple[Float[Tensor, "b head i e"], Float[Tensor, "b i j"]] | None:
+        """Return the context, with the strides that torch's would have, and the fused map.
+
+        None where it is no gain.
+        """
+        query, key, value, mask, dropout_p, is_causal, _, enable_gqa = inputs
+        if mask is not None or dropout_p or is_causal or enable_gqa or torch.is_grad_enabled():
+            return None
+        kind = (
+            *(query.shape, query.stride(), query.dtype, query.is_cpu),
+            *(key.shape, key.stride(), key.dtype, value.shape, value.stride(), value.dtype),
+            *(torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()),
+            *(flash_sdp_enabled(), math_sdp_enabled(), torch.get_num_threads()),
+        )
+        if kind not in self._plans:
+            self._plans[kind] = self._plan(inputs)
+        plan = self._plans[kind]
+        if plan is None:
+            return None
+        context = inputs.empty_context(plan.flash)
+        if (scores := plan.scores) is not None:  # in as few operations as can be
+            scores.baddbmm_(query[0], key[0].mT, beta=0, alpha=inputs.alpha)
+            torch.softmax(scores, -1, out=scores)
+            torch.bmm(scores, value[0], out=context[0])
+            return context, self.fusion.fuse(scores.unsqueeze(0))
+        batch, heads, queries, keys = *query.shape[:3], key.shape[2]
+        fused = query.new_empty(batch, queries, keys)
+        for tile in cut_tiles(batch, 1, queries, heads * keys, plan.limit):
+            image, row = tile.images, tile.rows
+            q, k = query[image, :, row], key[image]
+            scores = product(q, k.mT, "weights", self.workspace, inputs.alpha)
+            weights = torch.softmax(scores, -1, out=scores)
+            context[image, :, row] = weights @ value[image]
+            fused[image, row] = self.fusion.fuse(weights)
+        return context, fused
+
+    def _plan(self, inputs: SDPAInputs) -> _Plan | None:
+        """Find how attention over shapes as these is computed; None where it is no gain."""
+        query, key, value = inputs[:3]
+        if not inputs.plain:
+            return None
+        (batch, heads, queries, width), keys = query.shape, key.shape[2]
+        if not (batch, heads) == key.shape[:2] == value.shape[:2]:
+            return None
+        if not batch * keys or queries * keys > (queries + keys) * heads * width:
+            return None
+        flash = chooses_flash(query, key, value, inputs.dropout_p, inputs.scale)
+        limit, scores = CPU_TILE * torch.get_num_threads(), None
+        if batch == 1 and heads * queries * keys <= limit:
+            scores = self.workspace.buffer("weights", (heads, queries, keys), query)
+        return _Plan(flash, limit, scores)
 
 
 def _exact(x: Tensor) -> bool:
