@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from vision_attn.tokens.path.places import grid_of, rows_apart
+from vision_attn.tokens.path.places import grid_of, product_of, rows_apart
 
 GRID = (5, 7)
 
@@ -74,3 +74,33 @@ def test_centres_that_almost_fall_together_tell_no_other_order(axis: int, noise:
     near += noise * torch.rand_like(near)
     assert grid_of(whole_image(35), near, AS_THEY_CAME) == (GRID, None)
     assert grid_of(whole_image(35), near, SORTED) == (None, None)
+
+
+def product_by_lists(spots: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Any:
+    """How many rows and columns there are, by all pairs of those that occur."""
+    tops, lefts = (list(dict.fromkeys(spot[axis] for spot in spots)) for axis in (0, 1))
+    whole = spots and list(itertools.product(tops, lefts)) == spots
+    return (len(tops), len(lefts)) if whole else None
+
+
+@pytest.mark.parametrize("seed", range(7))
+def test_a_product_is_all_pairs_of_rows_and_columns_in_order(seed: int) -> None:
+    torch.manual_seed(seed)
+    found = set()
+    for h, w in ((1, 1), (1, 5), (5, 1), (2, 3), (3, 7)):
+        tops, lefts = (torch.randperm(11)[:size].tolist() for size in (h, w))
+        spots = [((y, y % 2), (x, 3)) for y, x in itertools.product(tops, lefts)]
+        several = [spots, spots[::-1], spots[1:], spots[:1] * 6, spots + spots[:w], spots * 2]
+        several += [[(x, y) for y, x in spots], sorted(spots), sorted(spots, key=lambda s: s[::-1])]
+        swapped = list(spots)
+        swapped[0], swapped[-1] = swapped[-1], swapped[0]
+        repeated = [(spots[i // 2][0], spots[i % len(spots)][1]) for i in range(2 * len(spots))]
+        for each in (*several, swapped, repeated):
+            rows, columns = (
+                torch.tensor([spot[axis] for spot in each]).view(-1, 2) for axis in (0, 1)
+            )
+            expected = product_by_lists(each)
+            assert product_of(rows, columns) == expected
+            found.add(expected is None)
+    assert found == {True, False}
+    assert product_of(torch.empty(0, 2), torch.empty(0, 2)) is None

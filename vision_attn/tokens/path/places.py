@@ -142,10 +142,10 @@ def grid_of(
     only centres tell, they must lie in even steps. Boxes that do not go down and to the right
     are no grid.
     """
-    grid = product_of(boxes[:, [0, 2]].tolist(), boxes[:, [1, 3]].tolist())
+    grid = product_of(boxes[:, [0, 2]], boxes[:, [1, 3]])
     if grid is None:
-        spots = rounded(centres)
-        grid = product_of(*([[spot[axis]] for spot in spots] for axis in (0, 1)))
+        spots = _billionths(centres)
+        grid = product_of(spots[:, :1], spots[:, 1:])
         about = rows_apart(centres) if grid is None else None
         if about is not None and about[1] == list(range(len(centres))):
             grid = about[0]
@@ -173,12 +173,32 @@ def patch_of(boxes: Tensor) -> tuple[int, int] | None:
     return (int(sizes[0, 0]), int(sizes[0, 1])) if len(sizes) == 1 else None
 
 
-def product_of(rows: list[list[int]], columns: list[list[int]]) -> tuple[int, int] | None:
-    """Find how many rows and columns there are, if each row has all columns, in one order."""
-    spots = [(tuple(y), tuple(x)) for y, x in zip(rows, columns, strict=True)]
-    tops, lefts = (list(dict.fromkeys(spot[axis] for spot in spots)) for axis in (0, 1))
-    whole = bool(spots) and [(y, x) for y in tops for x in lefts] == spots
-    return (len(tops), len(lefts)) if whole else None
+def product_of(rows: Tensor, columns: Tensor) -> tuple[int, int] | None:
+    """Find how many rows and columns there are, if each row has all columns, in one order.
+
+    rows, columns (n k): the numbers that say in which row and column each token lies.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.path.places import product_of
+        >>> y, x = torch.tensor([[0], [0], [0], [5], [5], [5]]), torch.tensor([[1], [2], [3]] * 2)
+        >>> product_of(y, x)
+        (2, 3)
+        >>> product_of(x, y) is None
+        True
+    """
+    n = len(rows)
+    if not n:
+        return None
+    others = (rows != rows[0]).any(1).nonzero()
+    w = int(others[0]) if len(others) else n
+    if n % w:
+        return None
+    rows, columns = rows.view(n // w, w, -1), columns.view(n // w, w, -1)
+    if (rows != rows[:, :1]).any() or (columns != columns[:1]).any():
+        return None
+    apart = len(rows[:, 0].unique(dim=0)) == n // w and len(columns[0].unique(dim=0)) == w
+    return (n // w, w) if apart else None
 
 
 def in_steps(centres: Tensor, grid: tuple[int, int]) -> bool:
@@ -232,4 +252,8 @@ def rows_apart(centres: Tensor) -> tuple[tuple[int, int], list[int]] | None:
 
 def rounded(centres: Tensor) -> list[tuple[int, int]]:
     """Round places (n 2) to billionths of a pixel, in which equal ones are equal; -1: nowhere."""
-    return [(y, x) for y, x in (1e9 * centres).nan_to_num(-1).round().long().tolist()]
+    return [(y, x) for y, x in _billionths(centres).tolist()]
+
+
+def _billionths(centres: Tensor) -> Tensor:
+    return (1e9 * centres).nan_to_num(-1).round().long()

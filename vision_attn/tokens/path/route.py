@@ -5,6 +5,7 @@ Axes: none.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from vision_attn.tokens.path.places import grid_of, rounded, rows_apart
 from vision_attn.tokens.path.traced import TracedRun
@@ -25,6 +26,7 @@ class Route:
         joining: The calls whose outputs are added to their queries.
         last_use: The last call that reads an origin.
         rank: Where an origin stands in the order in which the calls name them.
+        read: The origins that the map of a call depends on: queries only where outputs join them.
 
     Examples:
         >>> import torch
@@ -48,6 +50,7 @@ class Route:
     joining: frozenset[int]
     last_use: Mapping[int, int]
     rank: Mapping[int, int]
+    read: Mapping[int, list[int]]
 
     @classmethod
     def of(
@@ -55,32 +58,25 @@ class Route:
         run: TracedRun,
         size: tuple[int, int],
         calls: Sequence[int],
-        sources: Sequence[int] | None = None,
         begin: int = 0,
         averages: bool = False,
     ) -> "Route":
         """Look ahead at the calls of a run."""
         joining = frozenset(call for call in calls if joins_queries(run, call))
         last_use: dict[int, int] = {}
-        rank: dict[int, int] = {}
+        read: dict[int, list[int]] = {}
         for call in calls:
-            for row in run.keys[call] + (run.queries[call] if call in joining else []):
-                last_use |= dict.fromkeys(row, call)
-                for origin in row:
-                    if origin:
-                        rank.setdefault(origin, len(rank))
-        return cls(run, size, calls, sources, begin, averages, joining, last_use, rank)
+            rows = run.keys[call] + (run.queries[call] if call in joining else [])
+            named = dict.fromkeys(chain.from_iterable(rows), call)
+            last_use |= named  # which leaves those in their place that are there
+            read[call] = list(filter(None, named))
+        rank = {origin: index for index, origin in enumerate(filter(None, last_use))}
+        return cls(run, size, calls, None, begin, averages, joining, last_use, rank, read)
 
     @property
     def origins(self) -> Origins:
         """The origins of the run."""
         return self.run.origins
-
-    def read_by(self, call: int) -> list[int]:
-        """List the origins that a call's map depends on: queries only where outputs join them."""
-        queries = self.run.queries[call] if call in self.joining else []
-        rows = self.run.keys[call] + queries
-        return list(dict.fromkeys(origin for row in rows for origin in row if origin))
 
     def lives_until(self, origin: int, call: int) -> bool:
         """Whether this call or a later one reads an origin."""

@@ -107,8 +107,7 @@ class TracedRun:
             if index < len(calls):
                 self.owner |= dict.fromkeys(call.outputs.flatten().tolist(), index)
         added = (self.origins.residual & ~self.origins.output).nonzero()[:, 0].tolist()
-        queries = self.origins.query.tolist() if added else []
-        beside = [each for origin in added for each in self.origins.branches(origin, queries)]
+        beside = [each for origin in added for each in self.origins.branches(origin, self.query_of)]
         self.origins.residual[beside] = True  # of branches side by side
         logits = only_tensor(out)
         self.read: list[int] | None = None
@@ -123,6 +122,12 @@ class TracedRun:
         self.queries: dict[int, list[list[int]]] = {}
         self.keys: dict[int, list[list[int]]] = {}
         self.outputs: dict[int, list[list[int]]] = {}
+
+    @cached_property
+    def query_of(self) -> list[int]:
+        """`query` of the origins as a list: to take numbers from a tensor one by one is slow."""
+        queries: list[int] = self.origins.query.tolist()
+        return queries
 
     @cached_property
     def read_of(self) -> Tensor:

@@ -204,7 +204,7 @@ def walk_calls(route: Route) -> Walk:
 
 def join_tokens(route: Route, state: State, layer: int, call: int) -> State:
     """Let all origins that a call reads be tokens of the state."""
-    unknown = [origin for origin in route.read_by(call) if origin not in state.index]
+    unknown = [origin for origin in route.read[call] if origin not in state.index]
     if not unknown:
         return state
     replaced = [origin for origin in unknown if origin in state.former_index]
@@ -399,29 +399,34 @@ def composition_of(
         return {state.index[origin]: 1.0}
     if call is None and passes_by(route, state, origin):
         return {}
-    reader = "the classifier" if call is None else route.run.name(call)
     if origin in state.replaced_by or origin in route.run.owner:
         changer = state.replaced_by.get(origin)
         since = "" if changer is None else f", which {route.run.name(changer)} has changed since"
         raise UnknownPathError(
-            f"{reader} reads tokens as they were before{since}: branches side by side, or a "
-            "connection that skips calls, whose maps have no single product",
+            f"{reader_of(route, call)} reads tokens as they were before{since}: branches side by "
+            "side, or a connection that skips calls, whose maps have no single product",
             mixed=call,
         )
-    members = route.origins.branches(origin)
+    members = route.origins.branches(origin, route.run.query_of)
     if not members:
         raise UnknownPathError(
-            f"{reader} reads tokens mixed with something that went through no attention call "
-            "before it",
+            f"{reader_of(route, call)} reads tokens mixed with something that went through no "
+            "attention call before it",
             mixed=call,
         )
     of_members = [parts_of(route, state, member, call, parts_by_origin) for member in members]
     of_members = [parts for parts in of_members if parts]
+    if len(of_members) == 1:
+        return of_members[0]
     total: Parts = {}
     for parts in of_members:
         for position, part in parts.items():
             total[position] = total.get(position, 0) + part / len(of_members)
     return total
+
+
+def reader_of(route: Route, call: int | None) -> str:
+    return "the classifier" if call is None else route.run.name(call)
 
 
 # A call is taken.

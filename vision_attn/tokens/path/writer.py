@@ -1,6 +1,7 @@
 """Write the chain of a run that was followed: which tokens each attention call links to which."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vision_attn.tokens.path.chain import Attention
 from vision_attn.tokens.path.route import Route
@@ -97,14 +98,14 @@ class ChainWriter:
             )
 
     def _write_chain(self) -> None:
-        self._walk()
-        if self.walk.row_major:
-            self._walk(self.walk.row_major)
-
-    def _walk(self, sources: Sequence[int] | None = None) -> None:
         begin = 0 if self.begins is None else self.used[0]
-        route = Route.of(self.run, self.size, self.used, sources, begin, self.averages)
-        self.walk = walk_calls(route)
+        self.walk = walk_calls(Route.of(self.run, self.size, self.used, begin, self.averages))
+        if self.walk.row_major:
+            self._walk_from(self.walk.row_major)
+
+    def _walk_from(self, sources: Sequence[int]) -> None:
+        """Walk the same route again, from sources in this order."""
+        self.walk = walk_calls(replace(self.walk.route, sources=sources))
 
     def _write_end(self, reason: UnknownPathError) -> None:
         """Write the longest chain of the last calls; reason: why there is none of all."""
@@ -187,5 +188,5 @@ class ChainWriter:
         patches = set(self.walk.patches)
         beside = [origin for origin in self.walk.sources if origin not in patches]
         aside = [origin for origin in self.walk.patches if origin not in set(shown)]
-        self._walk([*beside, *shown, *aside])
+        self._walk_from([*beside, *shown, *aside])
         self.aside = aside

@@ -297,10 +297,11 @@ class Origins:
             self.centre[ids] = self.centre[rows].nanmean(1)
             self.equal[ids] = equal
             queries = self.query[rows].masked_fill(rows == NOTHING, 0)
-            common = queries.amax(1)  # branches side by side: outputs of calls with one query
-            beside = ((queries == common[:, None]) | (rows == NOTHING)).all(1) & (common > 0)
-            self.query[ids] = common.where(beside, 0)
-            self.residual[ids] = self.residual[rows].any(1) & beside
+            if queries.any():
+                common = queries.amax(1)  # branches side by side: outputs of calls with one query
+                beside = ((queries == common[:, None]) | (rows == NOTHING)).all(1) & (common > 0)
+                self.query[ids] = common.where(beside, 0)
+                self.residual[ids] = self.residual[rows].any(1) & beside
             if operation:
                 self.operation |= dict.fromkeys(ids.tolist(), operation)
         return ids

@@ -194,11 +194,12 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         any_labelled = any(label is not None for label in labelled)
         if torch.Tag.nondeterministic_seeded in func.tags and (name in FRESH or not any_labelled):
             self._random = True
-        if not any_labelled or not tensors([out]):
+        outs = [out] if isinstance(out, Tensor) else tensors([out])
+        if not any_labelled or not outs:
             return out
         inplace = name.endswith("_") and not name.endswith("__")
         name = name.removesuffix("_") if inplace else name
-        label = self._label(func, name, args, kwargs, out)
+        label = self._label(func, name, args, kwargs, out, outs[0].shape)
         if inplace:
             self._write(args[0], label)
             return out
@@ -217,10 +218,16 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         return out
 
     def _label(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        shape: torch.Size,
     ) -> Any:
+        """Find the label of a result; shape: that of its first tensor."""
         first = self._get(args[0]) if args and isinstance(args[0], Tensor) else None
-        shape = (out if isinstance(out, Tensor) else tensors([out])[0]).shape
         if name == "aten::copy":
             source = self._get(args[1])
             if source is None:
