@@ -7,9 +7,9 @@ k classes, head, i queries, e value width.
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -162,8 +162,10 @@ def heatmaps_of(
 def full_precision(x: Tensor) -> Iterator[None]:
     """Compute off the graph, and without autocast, which would be in half precision."""
     kind = x.device.type
-    half = torch.is_autocast_enabled(kind)
-    with torch.no_grad(), torch.autocast(kind, enabled=False) if half else nullcontext():
+    without: AbstractContextManager[Any] = nullcontext()
+    if torch.is_autocast_enabled(kind):
+        without = torch.autocast(kind, enabled=False)
+    with torch.no_grad(), without:
         yield
 
 
