@@ -89,7 +89,7 @@ def test_a_product_is_all_pairs_of_rows_and_columns_in_order(seed: int) -> None:
     found = set()
     for h, w in ((1, 1), (1, 5), (5, 1), (2, 3), (3, 7)):
         tops, lefts = (torch.randperm(11)[:size].tolist() for size in (h, w))
-        spots = [((y, y % 2), (x, 3)) for y, x in itertools.product(tops, lefts)]
+        spots: list[Any] = [((y, y % 2), (x, 3)) for y, x in itertools.product(tops, lefts)]
         several = [spots, spots[::-1], spots[1:], spots[:1] * 6, spots + spots[:w], spots * 2]
         several += [[(x, y) for y, x in spots], sorted(spots), sorted(spots, key=lambda s: s[::-1])]
         swapped = list(spots)

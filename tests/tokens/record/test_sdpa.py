@@ -103,6 +103,7 @@ def by_tokens(x: torch.Tensor) -> torch.Tensor:
 
 def test_each_call_is_its_own_whatever_was_found_for_the_calls_before() -> None:
     attend = ShortAttention(FUSIONS["mean"])
+    shapes: list[dict[str, Any]]
     shapes = [{}, {"b": 1}, {"b": 1, "dtype": torch.float32}, {"b": 1, "i": 3, "j": 13}, {"e": 5}]
     inputs = [qkv(**shape) for shape in shapes]
     inputs += [(by_tokens(q), k, v) for q, k, v in inputs]

@@ -114,7 +114,7 @@ class HeldGradients(TorchFunctionMode, Tracking):
 
     def __enter__(self) -> Any:
         self._scope = current_scope()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's own has no types
         return self
 
     @property
