@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from PIL import Image
@@ -13,6 +14,8 @@ from vision_attn.evaluate import BlurFill, FilledCells, MeanFill
 
 RNG = np.random.default_rng(0)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Pillow before 13 rounds some pixels the other way: to the next of 256 levels.
+LEVELS = 1e-6 if int(PIL.__version__.partition(".")[0]) >= 13 else 1.001 / 255 / min(STD)
 
 PREPARE = """
 const { how, size } = job;
@@ -67,7 +70,7 @@ def test_pixels_are_pillows(
     found = in_node(["photo.js"], PREPARE, contents, how=how_of(preprocess), size=size)
     assert found["box"] == pytest.approx(preprocess.box(size), abs=1e-9)
     wanted = preprocess(Image.fromarray(noise)).permute(1, 2, 0).flatten()
-    torch.testing.assert_close(torch.tensor(found["image"]), wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(torch.tensor(found["image"]), wanted, atol=LEVELS, rtol=0)
 
 
 @pytest.mark.parametrize("size", [(32, 48), (14, 9)])

@@ -301,7 +301,7 @@ class _Reentrant:
 
 
 def _other_checkpoint(checkpoint: Any) -> Any:
-    def around(*args: Any, **kwargs: Any) -> Any:
+    def around(*args: Any, **kwargs: Any) -> Iterator[Any]:
         """What torch does before the function is run, and after."""
         if getattr(_KEEPING, "depth", 0):
             yield
