@@ -173,21 +173,26 @@ class CallMode(TorchFunctionMode):
             inputs = inputs._replace(query=query, key=key, value=value)
         lead = query.shape[:-2]
         inputs = folded(inputs) if len(lead) > 2 else inputs
-        context = self._edited(inputs) if is_edited() else log.attention(inputs)
+        if is_edited():
+            inputs, context = self._edited(inputs)
+        else:
+            context = log.attention(inputs)
         if not log.add_fused_map():
             self._add_kernel(inputs, context)
         return context.reshape(*lead, *context.shape[-2:]) if len(lead) > 2 else context
 
-    def _edited(self, inputs: SDPAInputs) -> Tensor:
-        """Run torch's attention with the edits of this call."""
+    def _edited(self, inputs: SDPAInputs) -> tuple[SDPAInputs, Tensor]:
+        """Run torch's attention with the edits of this call; return the inputs as edited too."""
         log = self.log
         with edits_of_call() as edits:
+            if not edits:
+                return inputs, log.attention(inputs)
             with log.untraced():
                 inputs = inputs._replace(value=values_edited(edits, inputs.value))
             context = log.attention(inputs)
             with log.untraced():
                 seen = partial(keys_seen, inputs)
-                return context_edited(edits, context, inputs.value, seen)
+                return inputs, context_edited(edits, context, inputs.value, seen)
 
     def _add_kernel(self, inputs: SDPAInputs, context: Tensor) -> None:
         """Record a call of torch's attention by its queries and keys."""

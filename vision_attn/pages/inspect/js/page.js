@@ -163,7 +163,8 @@ function turn(name, step) {
 
 document.addEventListener("keydown", (event) => {
   const typing = event.target.matches("input[type=number], select, dialog *");
-  if (event.ctrlKey || event.metaKey || event.altKey || typing || !KEYS[event.key]) return;
+  const shown = views.length > 0;
+  if (event.ctrlKey || event.metaKey || event.altKey || typing || !shown || !KEYS[event.key]) return;
   event.preventDefault();
   KEYS[event.key]();
 });

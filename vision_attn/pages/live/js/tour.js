@@ -66,7 +66,7 @@ const tour = {
     this.box.hidden = this.step === null;
     if (this.step === null) return;
     const { at, tab } = steps[step];
-    if (tab && views[0].tab !== tab) changeView(0, { tab });
+    if (tab && views[0]?.tab !== tab) changeView(0, { tab });
     requestAnimationFrame(() => this.mark(at)); // once the tab is there
     this.box.querySelector("p").textContent = `${step + 1}/${steps.length} \u00b7 ${steps[step].text}`;
     this.box.querySelector("[name=next]").textContent = step + 1 < steps.length ? "Next" : "Done";
