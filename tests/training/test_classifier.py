@@ -17,8 +17,8 @@ from vision_attn.training import ConstantRate, ImageClassifier, NonFiniteLoss
 def test_a_run_learns_and_logs_loss_accuracy_and_calibration(
     trainer: Callable[..., Any], stripes: Callable[..., Any], small_vit: Callable[..., Any]
 ) -> None:
-    model = ImageClassifier(small_vit(), partial(AdamW, lr=0.02))
-    run = trainer(max_epochs=30)
+    model = ImageClassifier(small_vit(), partial(AdamW, lr=0.01))
+    run = trainer(max_epochs=60)  # 13 of 16 starts learn; in 15 epochs at 0.02, four
     run.fit(model, datamodule=stripes())
     assert run.callback_metrics["val/top1"] > 0.9
     assert {"train/loss", "train/top1", "val/loss", "val/top1", "val/ece"} <= set(

@@ -277,13 +277,14 @@ def show(picture: Picture, dpi: float = 100.0) -> "Figure":
     Examples:
         >>> import numpy as np
         >>> from vision_attn import render
-        >>> render.show(np.zeros((30, 50, 3), np.uint8)).get_size_inches()
+        >>> render.show(np.zeros((30, 50, 3), np.uint8)).get_size_inches().round(6)
         array([0.5, 0.3])
     """
     from matplotlib import pyplot
 
     height, width = picture.shape[:2]
-    figure = pyplot.figure(figsize=(width / dpi, height / dpi), dpi=dpi)
+    above = 1e-6  # of a pixel: matplotlib 3.9 cuts what the division rounds down
+    figure = pyplot.figure(figsize=((width + above) / dpi, (height + above) / dpi), dpi=dpi)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.imshow(picture)
     axes.set_axis_off()

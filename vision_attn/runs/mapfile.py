@@ -30,6 +30,13 @@ FIRST = re.compile(
     rb"'shape': \(\d+, (\d{1,9}), (\d{1,9})\), \} *\n"
 )
 
+# What `numpy.save` writes of a map, or of a film's.
+SAVED = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '[<>]f[248]', 'fortran_order': (?:True|False), "
+    rb"'shape': \((?:[1-9]\d*, ){1,2}[1-9]\d*\), \} *\n",
+    re.DOTALL,
+)
+
 
 def map_name(method: str, shard: tuple[int, int]) -> str:
     """Name the file of a method's maps, from the results' folder."""
@@ -179,12 +186,12 @@ def saved_map(path: Path) -> Float[ndarray, "*frames h w"]:
     Raises ValueError where it is no such file.
     """
     try:
-        values = np.load(path, mmap_mode="r", allow_pickle=False)
-        if values.ndim not in (2, 3) or values.dtype.kind != "f" or not values.size:
-            raise ValueError(f"{values.dtype} of shape {values.shape}")
-    except Exception as error:  # numpy evaluates its header, which raises what Python's parser does
+        with path.open("rb") as file:
+            if not SAVED.match(file.read(HEADER)):
+                raise ValueError("not a map as numpy saves it")
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, OverflowError) as error:
         raise ValueError(f"{path}: damaged ({quoted(str(error))})") from None
-    return values
 
 
 def map_crc(values: Float[ndarray, "h w"]) -> int:

@@ -350,19 +350,13 @@ def run_path(network: nn.Module, images: Images) -> Path:
     )
     refusal = UNKNOWN_PLACES.format(walk.links[0].before) if layout is None else None
     chain = replace(chain, layout=layout or UNPLACED)
-    is_ordered = walk.ranks == sorted(walk.ranks)
+    remarks: dict[str, Any] = {
+        "caveats": writer.caveats,
+        "unread": writer.unread,
+        "is_ordered": walk.ranks == sorted(walk.ranks),
+    }
     if writer.begins is None or len(writer.used) == len(run.used):
-        return Path(
-            run.steps,
-            chain,
-            layout,
-            refusal,
-            patch,
-            None,
-            writer.caveats,
-            writer.unread,
-            is_ordered,
-        )
+        return Path(run.steps, chain, layout, refusal, patch, **remarks)
     begin, reason = writer.begins
     steps = [
         replace(step, used=False, mixed=True) if index < begin and step.used else step
@@ -370,9 +364,7 @@ def run_path(network: nn.Module, images: Images) -> Path:
     ]
     counted = sum(step.used for step in steps)
     left_out = f"a map shows the last {counted} of {len(run.used)} attention calls alone: {reason}"
-    return Path(
-        steps, chain, layout, refusal, patch, left_out, writer.caveats, writer.unread, is_ordered
-    )
+    return Path(steps, chain, layout, refusal, patch, left_out, **remarks)
 
 
 def _in_words(layout: TokenLayout) -> str:
