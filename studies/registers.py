@@ -1,23 +1,23 @@
-"""What do registers, and patches dropped in training, do to a small ViT and to its maps?
+"""What do registers, patches dropped in training and an attention pool do to a small ViT's maps?
 
-    python studies/registers.py [--runs outputs/registers] [--seeds 0 1 2] [--data .data]
+    python studies/registers.py [compact_vit vit] [--runs outputs/registers] [--seeds 0 1 2]
 
-Trains configs/compact_vit_imagenette.yaml for SHORT on photos of 96 pixels, without its teacher:
-with 0 and 4 registers, and with half of the patches dropped. Runs that are in the folder are taken
+Trains configs/compact_vit_imagenette.yaml and configs/vit_imagenette.yaml for ten epochs on photos
+of 96 pixels, without a teacher, in the variants of VARIANTS. Runs that are in the folder are taken
 as they are. Then, on the test photos: accuracy, with the difference of each run from the plain one
-of its seed, paired by photo; tokens of outlying norm; and Rollout's scores.
+of its seed, paired by photo; tokens of outlying norm; and the maps' scores.
 docs/lab/journal/registers.md says what came out.
 """
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from jaxtyping import Float
-from outliers import BATCH, OUTLIER, images_of, norms_by_level
+from outliers import BATCH, OUTLIER, ReadoutEvidence, images_of, norms_by_level
 from torch import Tensor
 
 import vision_attn
@@ -30,84 +30,104 @@ from vision_attn.runs.scoring import Scores
 from vision_attn.runs.scoring.evidence import open_data
 from vision_attn.types import Model
 
-CONFIG = Path(__file__).parent.parent / "configs/compact_vit_imagenette.yaml"
+CONFIGS = Path(__file__).parent.parent / "configs"
 EPOCHS, SIZE, SHORTER_SIDE = 10, 96, 112  # pixels
 KEPT_CALLBACKS = ("ChannelsLast",)
 KEPT_AUGMENT = ("Flip", "TrivialAugment")
-METHODS: tuple[Explainer, ...] = Rollout(), Rollout(smooth=1.0), LibraGradient()
+METHODS: tuple[Explainer, ...] = (
+    Rollout(),
+    Rollout(smooth=1.0),
+    LibraGradient(),
+    ReadoutEvidence(smooth=1.0),
+)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to train: options of the ViT, and how the tables name it."""
+    """A way to train: options of the ViT, and how the tables and the folders name it.
+
+    Attributes:
+        is_rare: Whether it is trained for the seeds of --rare alone.
+    """
 
     name: str
-    registers: int = 0
-    patch_drop: float = 0.0
+    folder: str
+    options: dict[str, Any] = field(default_factory=dict)
+    is_rare: bool = False
 
 
-VARIANTS = (
-    Variant("plain"),
-    Variant("4 registers", registers=4),
-    Variant("half of the patches dropped", patch_drop=0.5),
+PLAIN = Variant("plain", "plain")
+REGISTERS = Variant("4 registers", "registers4", {"registers": 4})
+DROPPED = Variant("half of the patches dropped", "dropped", {"patch_drop": 0.5}, is_rare=True)
+POOL = Variant(
+    "attention pool", "pool", {"pool": {"class_path": "vision_attn.attention.AttentionPool"}}, True
 )
+VARIANTS = {"compact_vit": (PLAIN, REGISTERS, DROPPED), "vit": (PLAIN, REGISTERS, POOL)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="*", default=list(VARIANTS), help=", ".join(VARIANTS))
     parser.add_argument("--runs", type=Path, default=Path("outputs/registers"), metavar="DIR")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--dropped", type=int, nargs="*", default=[0], metavar="SEED")
+    parser.add_argument(
+        "--rare", type=int, nargs="*", default=[0], metavar="SEED", help="of variants tried once"
+    )
     parser.add_argument("--data", type=Path, default=Path(".data"))
     parser.add_argument("--images", type=int, default=3000, help="for accuracy and norms")
     parser.add_argument(
         "--score", type=int, default=100, metavar="N", help="images to score maps on"
     )
     args = parser.parse_args()
+    for network in args.networks:
+        compare(network, args)
+
+
+def compare(network: str, args: argparse.Namespace) -> None:
+    """Train and measure each variant of a network; print its two tables."""
     photos = str(args.data / "imagenette160/val")
+    runs = args.runs / network
     rows, scored = [], []
     for seed in args.seeds:
         hits: dict[str, Tensor] = {}
-        for variant in VARIANTS:
-            if variant.patch_drop and seed not in args.dropped:
+        for variant in VARIANTS[network]:
+            if variant.is_rare and seed not in args.rare:
                 continue
-            model = load_model(str(trained(variant, seed, args.runs, args.data)))
+            model = load_model(str(trained(network, variant, seed, runs, args.data)))
             hits[variant.name], norms = hits_and_norms(model, photos, args.images)
             rows.append([variant.name, str(seed), *figures(hits, variant.name, norms)])
             print(markdown_table(HEADER, rows[-1:]), flush=True)
-            folder = args.runs / "scores" / slug(variant, seed)
+            methods = [method for method in METHODS if method.refusal(model.network) is None]
+            folder = runs / "scores" / slug(variant, seed)
             scores = vision_attn.score(
-                model, photos, list(METHODS), limit=args.score, steps=8, output=folder
+                model, photos, methods, limit=args.score, steps=8, output=folder
             )
             scored += [[variant.name, str(seed), *row] for row in rows_of(scores)]
-    print(markdown_table(HEADER, rows))
-    print(markdown_table(SCORES, scored))
+    print(f"\n{network}\n\n{markdown_table(HEADER, rows)}")
+    print(markdown_table(SCORES, scored), flush=True)
 
 
 def slug(variant: Variant, seed: int) -> str:
-    return f"registers{variant.registers}_drop{variant.patch_drop}_seed{seed}"
+    return f"{variant.folder}_seed{seed}"
 
 
-def trained(variant: Variant, seed: int, runs: Path, data: Path) -> Path:
+def trained(network: str, variant: Variant, seed: int, runs: Path, data: Path) -> Path:
     """Train a variant, unless its run is there; return its best weights."""
     name = slug(variant, seed)
     for done in sorted(runs.glob(f"{name}/version_*/summary.json")):
         return done.with_name("best.ckpt")
     runs.mkdir(parents=True, exist_ok=True)
-    config = runs / "short.yaml"
-    config.write_text(yaml.safe_dump(short_config(), sort_keys=False), encoding="utf-8")
-    options: dict[str, Any] = {
-        "model.network.init_args.registers": variant.registers,
-        "model.network.init_args.patch_drop": variant.patch_drop,
-    }
-    run = vision_attn.fit(config, options, seed=seed, data_root=data, output=runs, name=name)
-    return run.best
+    config = runs / f"{name}.yaml"
+    text = yaml.safe_dump(short_config(network, variant), sort_keys=False)
+    config.write_text(text, encoding="utf-8")
+    return vision_attn.fit(config, seed=seed, data_root=data, output=runs, name=name).best
 
 
-def short_config() -> dict[str, Any]:
-    """The recipe of the shelf's network, smaller: no teacher, ten epochs, 96 pixels."""
-    config: dict[str, Any] = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
-    config["model"]["network"]["init_args"]["image_size"] = SIZE
+def short_config(network: str, variant: Variant) -> dict[str, Any]:
+    """The recipe of a config, smaller: no teacher, ten epochs, 96 pixels."""
+    text = (CONFIGS / f"{network}_imagenette.yaml").read_text(encoding="utf-8")
+    config: dict[str, Any] = yaml.safe_load(text)
+    config["model"]["network"]["init_args"] |= {"image_size": SIZE} | variant.options
     source = config["data"]["source"]["init_args"]
     source |= {"size": SIZE, "test_size": SIZE, "shorter_side": SHORTER_SIDE}
     config["data"]["augment"] = named(config["data"]["augment"], KEPT_AUGMENT)
