@@ -30,7 +30,7 @@ CUES = {
     "contradict": "is that of another class",
 }
 PHOTOS = "\n## On photos\n"
-SHOWN = "Rollout", "LeGrad", "GradCAM", "Relevance", "EdgeMap"
+SHOWN = "LibraGradient", "Rollout", "GradCAM", "Relevance", "EdgeMap"
 
 PAGE = """\
 # Right for the wrong reason

@@ -77,7 +77,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
             "data.augment": [{"class_path": "vision_attn.data.Flip"}],
             "trainer.max_epochs": 10,
         },
-        ("Rollout", "GradientRollout", "GradCAM", "IntegratedGradients"),
+        ("LibraGradient", "Rollout", "GradCAM", "IntegratedGradients"),
     ),
 }
 
