@@ -28,6 +28,7 @@ from vision_attn import Model, load_model, render
 from vision_attn.evaluate.bootstrap import bca
 from vision_attn.methods import parse_method
 from vision_attn.render import markdown_table
+from vision_attn.runs.explain import Request
 from vision_attn.runs.scoring import Scores
 from vision_attn.runs.scoring.evidence import open_data
 from vision_attn.runs.scoring.mosaics import Mosaic, MosaicSamples
@@ -99,7 +100,7 @@ def study() -> None:
     epochs = [measured(number, model, named, args) for number, model in models.items()]
     (args.output / "pictures").mkdir(parents=True, exist_ok=True)
     render.save(picture(epochs, named, args.data), args.output / "pictures" / "forming_photos.jpg")
-    page = PAGE.format(limit=args.images, table=table(epochs), verdict=verdict(epochs))
+    page = PAGE.format(images=args.images, table=table(epochs), verdict=verdict(epochs))
     (args.output / "forming.md").write_text(page, encoding="utf-8")
     print(args.output / "forming.md")
 
@@ -144,10 +145,11 @@ def in_mosaics(model: Model, named: Scores, data: str) -> list[float]:
     mosaics = []
     for one in named.results.by_method["mosaic", ASKED]:
         items = tuple(places[photo] for photo in one["photos"])
-        classes = tuple(samples.label(item) for item in items)
+        labels = [samples.label(item) for item in items]
+        classes = tuple(label for label in labels if label is not None)  # each has one
         mosaics.append(Mosaic(one["image"], SIDE, items, classes))
     framed = MosaicSamples(model, samples, mosaics, named.results.mosaics[0].frame)
-    scorer = Scorer(model, removal(model))
+    scorer = Scorer(Request(model, []), removal(model))
     records = [
         scorer.records("mosaic", parse_method(ASKED), scorer.batch([framed[i]]))
         for i in range(len(mosaics))
@@ -204,6 +206,7 @@ def picture(epochs: list[Epoch], named: Scores, data: str) -> np.ndarray:
     panels = []
     for name in named.results.by_method["mosaic", ASKED][0]["photos"][:SHOWN]:
         sample = samples[places[name]]
+        assert sample.label is not None  # mosaics are of photos that are named right
         mean, std = torch.tensor([last.preprocess.mean, last.preprocess.std])[..., None, None]
         pixels = ((sample.image * std + mean) * 255).round().clamp(0, 255).byte()
         photo = render.enlarged(pixels.permute(1, 2, 0).numpy())

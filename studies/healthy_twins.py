@@ -64,7 +64,8 @@ class Limit:
 
     def chosen(self, values: Sequence[float]) -> float:
         """The threshold by RULE."""
-        start, farthest = getattr(START, self.field), self.farthest(values)
+        start: float = getattr(START, self.field)
+        farthest = self.farthest(values)
         if not self.beyond(farthest, start):
             return start
         return round((farthest + self.extreme) / 2, 2)
@@ -77,8 +78,9 @@ def photos_with_outliers(found: Diagnosis) -> float:
 
 
 def correlation(found: Diagnosis) -> float:
-    heads = [h for h in found.heads if h.alike is not None and h.entropy < START.uniform]
-    return max(h.alike for h in heads)
+    """The largest correlation of two heads, of those that are not uniform."""
+    heads = [h for h in found.heads if h.entropy < START.uniform]
+    return max(h.alike for h in heads if h.alike is not None)
 
 
 LIMITS = [
@@ -86,7 +88,7 @@ LIMITS = [
           "share of photos with outlying patches, at most 15 % of the patches",
           photos_with_outliers, 1),
     Limit("dead head", "dead", "output of a head, 1 for the mean head of its layer",
-          lambda found: min(head.output for head in found.heads), 0),
+          lambda found: min(h.output for h in found.heads if h.output is not None), 0),
     Limit("equal heads", "equal", "correlation of two heads", correlation, 1),
     Limit("uniform head", "uniform", "entropy of a head",
           lambda found: max(h.entropy for h in found.heads if h.distance is not None), 1),
@@ -231,12 +233,12 @@ def study() -> None:
         last=args.seeds - 1,
         images=limit,
         half=limit // 2,
-        accuracy=accuracies(found.values()),
+        accuracy=accuracies(list(found.values())),
         shelf=", ".join(f"`{spec}`" for spec in shelf),
         rule=RULE,
         thresholds=threshold_table(even, odd, thresholds),
         verdict=verdict(odd, thresholds),
-        remarks=remarks(found.values(), thresholds),
+        remarks=remarks(list(found.values()), thresholds),
         planted=planted_table(counts),
         outlying=OUTLYING,
         torch=torch.__version__.partition("+")[0],
@@ -313,7 +315,6 @@ def verdict(odd: Sequence[Diagnosis], thresholds: Thresholds) -> str:
 
 def remarks(found: Sequence[Diagnosis], thresholds: Thresholds) -> str:
     """How often the thresholds of remarks, which are no faults, are passed."""
-    found = list(found)
     sinks = sum(any(one.kind == "sink" for one in each.findings) for each in found)
     unsure = sum(
         any("the network is" in one.text for one in each.findings if one.kind == "calibration")

@@ -50,6 +50,7 @@ class ReadoutEvidence(Explainer):
     def explain(
         self, network: nn.Module, images: Images, target: Target, layout: TokenLayout | None
     ) -> Heatmaps:
+        assert layout is not None  # what `refusal` lets through is a ViT
         kept: list[Tensor] = []
         hook = network.norm.register_forward_hook(lambda *call: kept.append(call[2]))
         try:
@@ -73,8 +74,11 @@ def main() -> None:
     args = parser.parse_args()
     for spec in args.models:
         model = load_model(spec)
+        network = model.network
+        if not isinstance(network, ViT):
+            parser.error(f"{spec}: expected a ViT of the package, got {type(network).__name__}")
         batches = images_of(model, args.data, args.images).split(BATCH)
-        norms = torch.cat([norms_by_level(model.network, batch) for batch in batches])
+        norms = torch.cat([norms_by_level(network, batch) for batch in batches])
         print(f"\n{spec}, {len(norms)} images\n")
         rows = [row(norms[:, level], level) for level in range(norms.size(1))]
         print(markdown_table(HEADER, rows))
@@ -88,9 +92,9 @@ def main() -> None:
             f"last norms {alike.mean():.2f}\n"
         )
         if args.score:
-            methods = [Rollout(), Rollout(smooth=1.0)]
+            methods: list[Explainer] = [Rollout(), Rollout(smooth=1.0)]
             evidence = ReadoutEvidence(), ReadoutEvidence(smooth=1.0)
-            methods += [method for method in evidence if method.refusal(model.network) is None]
+            methods += [method for method in evidence if method.refusal(network) is None]
             folder = args.scores / spec.replace("/", "_").rpartition(":")[2]
             print(vision_attn.score(model, args.data, methods, limit=args.score, output=folder))
 

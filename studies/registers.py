@@ -25,6 +25,7 @@ from vision_attn import load_model
 from vision_attn.evaluate import paired_bootstrap
 from vision_attn.inference import infer
 from vision_attn.methods import Explainer, LibraGradient, Rollout
+from vision_attn.models import ViT
 from vision_attn.render import markdown_table
 from vision_attn.runs.scoring import Scores
 from vision_attn.runs.scoring.evidence import open_data
@@ -144,12 +145,14 @@ def hits_and_norms(
     model: Model, photos: str, most: int
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, "n level patch"]]:
     """Whether each photo's class is found (1 or 0), and the norms of its patches' tokens."""
+    network = model.network
+    assert isinstance(network, ViT)
     samples = open_data(photos, model, Path(".data"))
     items = samples.chosen(most)
     labels = torch.tensor([samples.sample(item).label for item in items])
     batches = images_of(model, photos, most).split(BATCH)
-    found = torch.cat([infer(model.network, batch).argmax(dim=1) for batch in batches])
-    norms = torch.cat([norms_by_level(model.network, batch) for batch in batches])
+    found = torch.cat([infer(network, batch).argmax(dim=1) for batch in batches])
+    norms = torch.cat([norms_by_level(network, batch) for batch in batches])
     return (found == labels).double(), norms
 
 

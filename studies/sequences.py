@@ -69,7 +69,8 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, float]:
-        return json.loads((self.folder / "summary.json").read_text())
+        figures: dict[str, float] = json.loads((self.folder / "summary.json").read_text())
+        return figures
 
     @cached_property
     def loaded(self) -> Any:
@@ -176,8 +177,8 @@ beside it.
 
 def looked(run: Run, pictures: Path) -> str:
     """A picture of where it looked for each word of one row, for the page."""
-    photo = PlantedStrings(train=1, test=20).examples("test").source[7]
-    photo = photo.permute(1, 2, 0).numpy()
+    row = PlantedStrings(train=1, test=20).examples("test").source[7]
+    photo = row.permute(1, 2, 0).numpy()
     loaded = run.loaded
     image = loaded.preprocess(Image.fromarray(photo))[None]
     _, shown = of_image(
@@ -201,9 +202,9 @@ def questions(runs: Path, pictures: Path) -> str:
 
 `questions_blind` is `parallel_questions` on grey images: what the question alone can answer.
 """
-    two = {run.name: run for run in runs_of(runs, "questions", ("one_hop", "two_hops"))}
-    if len(two) == 2:
-        page += two_hops(*two.values(), pictures)
+    looks = list(runs_of(runs, "questions", ("one_hop", "two_hops")))
+    if len(looks) == 2:
+        page += two_hops(looks[0], looks[1], pictures)
     return page
 
 

@@ -12,23 +12,29 @@ studies/shortcut_photos.py writes, stays as it is.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
 from PIL import Image
+from torch import Tensor
 
 import vision_attn
 from vision_attn import Model, load_model, render
 from vision_attn.data import Planted, PlantedImages
+from vision_attn.data.planted import Cue
 from vision_attn.methods import parse_method
 from vision_attn.render import markdown_table, outlined
+from vision_attn.types import Images
 
 DOCS = Path(__file__).parent.parent / "docs"
-CUES = {
+CUES: dict[Cue, str] = {
     "agree": "agrees with the class",
     "none": "is missing",
     "contradict": "is that of another class",
 }
+ByMethod = dict[str, dict[str, Any]]  # as scores.json has them
 PHOTOS = "\n## On photos\n"
 SHOWN = "LibraGradient", "Rollout", "GradCAM", "Relevance", "EdgeMap"
 
@@ -101,9 +107,10 @@ def study() -> None:
     print(f"{args.output / 'shortcut.md'}")
 
 
-def seen(model: Model, images: torch.Tensor) -> torch.Tensor:
+def seen(model: Model, images: UInt8[Tensor, "b c h w"]) -> Images:
     mean, std = torch.tensor([model.preprocess.mean, model.preprocess.std])[..., None, None]
-    return (images / 255 - mean) / std
+    scaled: Images = (images / 255 - mean) / std
+    return scaled
 
 
 @torch.no_grad()
@@ -120,17 +127,18 @@ def accuracy(models: dict[str, Model], images: int) -> str:
     return markdown_table(["accuracy if", "trained without marks", "trained with marks"], rows)
 
 
-def share(scored: dict, method: str, metric: str) -> float:
-    return scored[method]["scores"][metric]["mean"]
+def share(scored: ByMethod, method: str, metric: str) -> float:
+    mean: float = scored[method]["scores"][metric]["mean"]
+    return mean
 
 
-def times(scored: dict, method: str) -> float:
+def times(scored: ByMethod, method: str) -> float:
     """Energy on the mark, over that of a map without preference."""
     metric = "energy_inside_on_shortcut"
     return share(scored, method, metric) / share(scored, "RandomMap", metric)
 
 
-def energy(scored: dict[str, dict]) -> str:
+def energy(scored: dict[str, ByMethod]) -> str:
     """Of each method on both networks; those that tell them apart most come first."""
     methods = sorted(
         scored["cheat"], key=lambda m: times(scored["honest"], m) - times(scored["cheat"], m)
@@ -150,11 +158,11 @@ def energy(scored: dict[str, dict]) -> str:
     return markdown_table([*header, ""], rows)
 
 
-def points(scored: dict, method: str) -> float:
+def points(scored: ByMethod, method: str) -> float:
     return share(scored, method, "pointing_game_on_shortcut")
 
 
-def verdict(scored: dict[str, dict]) -> str:
+def verdict(scored: dict[str, ByMethod]) -> str:
     """Follows from the figures: by energy twice the mark's area, by pointing every second image."""
     methods = [method for method, row in scored["cheat"].items() if not row["baseline"]]
     by_energy = [

@@ -172,7 +172,8 @@ def trained(args: argparse.Namespace, network: str, kind: str) -> Path:
     """Train a network, or go on with it, and return its checkpoint."""
     config, overrides, _ = NETWORKS[network]
     name = f"{network.replace(' ', '_')}_{kind}"
-    done = sorted((args.runs / name).glob("version_*/summary.json"))
+    runs: Path = args.runs
+    done = sorted((runs / name).glob("version_*/summary.json"))
     if done:
         return done[-1].with_name("best.ckpt")
     source: dict[str, Any] = {
@@ -188,12 +189,12 @@ def trained(args: argparse.Namespace, network: str, kind: str) -> Path:
         }
         init_args = {"source": source, "cues": cues, "share": args.share}
         source = {"class_path": "vision_attn.data.Cued", "init_args": init_args}
-    stopped = sorted((args.runs / name).glob("version_*/last.ckpt"))
+    stopped = sorted((runs / name).glob("version_*/last.ckpt"))
     run = vision_attn.fit(
         config,
         {**overrides, **SCALE, "data.source": source},
         data_root=args.data,
-        output=args.runs,
+        output=runs,
         name=name,
         resume=stopped[-1] if stopped else None,
     )
@@ -267,7 +268,8 @@ def energies(scores: ByNetwork, network: str, what: str, method: str) -> tuple[T
         scores[network, kind, what].results.numbers(ENERGY, method) for kind in KINDS
     )
     photos = [photo for photo in honest if photo in cheating]
-    return tuple(torch.tensor([one[p] for p in photos]).double() for one in (cheating, honest))
+    above, below = (torch.tensor([one[p] for p in photos]).double() for one in (cheating, honest))
+    return above, below
 
 
 def table(scores: ByNetwork, network: str) -> str:

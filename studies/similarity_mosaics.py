@@ -16,10 +16,12 @@ import argparse
 import copy
 import textwrap
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 import vision_attn
@@ -31,7 +33,7 @@ from vision_attn.render import markdown_table
 from vision_attn.runs.scoring.evidence import Samples, open_folder
 from vision_attn.runs.scoring.mosaics import FRAMES, Mosaic, MosaicSamples
 from vision_attn.tokens.layout import layout_of
-from vision_attn.types import Model
+from vision_attn.types import Images, Logits, Model
 
 PAGE = Path(__file__).parent.parent / "docs/howto/encoders.md"
 BEGIN, END = "<!-- study: similarity_mosaics -->", "<!-- end of study -->"
@@ -104,7 +106,7 @@ def class_means(encoder: Model, data: Samples, classes: int, photos: int) -> Ten
     return torch.stack(means)
 
 
-def outputs(model: Model, data: Samples, items: list[int]):
+def outputs(model: Model, data: Samples, items: list[int]) -> Iterator[Logits]:
     """What the network gives for photos, a batch at a time."""
     for at in range(0, len(items), BATCH):
         images = torch.stack([data.sample(item).image for item in items[at : at + BATCH]])
@@ -116,7 +118,9 @@ def drawn(data: Samples, count: int) -> list[Mosaic]:
     """Mosaics of four photos of four classes, each drawn at random and used once."""
     left: dict[int, list[int]] = {}
     for item in data.chosen(len(data), SEED):
-        left.setdefault(data.label(item), []).append(item)
+        label = data.label(item)
+        assert label is not None  # the folders are named like the classes
+        left.setdefault(label, []).append(item)
     mosaics = []
     for number in range(count):
         classes = tuple(permutation((SEED, SIDE, number), len(left))[: SIDE**2])
@@ -142,7 +146,9 @@ def best_frame(model: Model, train: Samples, count: int) -> str:
     return max(shares, key=lambda frame: shares[frame])
 
 
-def batches(model: Model, data: Samples, mosaics: list[Mosaic], frame: str):
+def batches(
+    model: Model, data: Samples, mosaics: list[Mosaic], frame: str
+) -> Iterator[tuple[Images, Int[Tensor, "b 4"]]]:
     """Images of mosaics, and the classes of their cells, (b 4)."""
     samples = MosaicSamples(model, data, mosaics, frame)
     for at in range(0, len(mosaics), BATCH):
