@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch
 MIB = 2**20
 M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 Ways = dict[str, Callable[[], object]]
+Made = tuple[int, str, *tuple[str, ...]]  # what ways are made of: a size, a device, and more
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def compare(make: Callable[..., Ways], made: tuple, args: argparse.Namespace, rounds: int) -> None:
+def compare(make: Callable[..., Ways], made: Made, args: argparse.Namespace, rounds: int) -> None:
     """A table of the ways that `make(*made)` gives: seconds, times those of one way, MiB added.
 
     Least, median and most; a ratio is of one turn, so that what else the machine does meets both.
@@ -83,9 +85,13 @@ def spread(numbers: list[float]) -> str:
     return f"{low:.3g} / {middle:.3g} / {high:.3g}"
 
 
-def alone(job: Callable, args: argparse.Namespace, *given: object) -> Any:
+def alone(job: Callable[..., object], args: argparse.Namespace, *given: object) -> Any:
     """What `job` gives in a process of its own, or in words why it gave nothing."""
-    context = multiprocessing.get_context("spawn" if args.device == "cuda" else "fork")
+    context: SpawnContext | ForkContext = (
+        multiprocessing.get_context("spawn")
+        if args.device == "cuda"
+        else multiprocessing.get_context("fork")
+    )
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=answer, args=(sender, args.threads, job, given))
     process.start()
@@ -102,7 +108,9 @@ def alone(job: Callable, args: argparse.Namespace, *given: object) -> Any:
         process.join()
 
 
-def answer(sender: Any, threads: int, job: Callable, given: tuple) -> None:
+def answer(
+    sender: Any, threads: int, job: Callable[..., object], given: tuple[object, ...]
+) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     if not torch.cuda.device_count():  # an error, not a machine that dies
@@ -115,19 +123,20 @@ def answer(sender: Any, threads: int, job: Callable, given: tuple) -> None:
         sender.send("out of memory" if memory else text.splitlines()[0])
 
 
-def names_of(make: Callable[..., Ways], made: tuple) -> list[str]:
+def names_of(make: Callable[..., Ways], made: Made) -> list[str]:
     return list(make(*made))
 
 
 def timed(
-    make: Callable[..., Ways], made: tuple, names: list[str], rounds: int, cpu: bool = False
-) -> dict:
+    make: Callable[..., Ways], made: Made, names: list[str], rounds: int, cpu: bool = False
+) -> dict[str, list[float]]:
     """Seconds of each turn of each way, once their code and threads are loaded."""
     clock = time.process_time if cpu else time.perf_counter
     small = make(64, *made[1:])
     for name in names:
         small[name]()
-    ways, times = make(*made), {name: [] for name in names}
+    ways = make(*made)
+    times: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
             start = clock()
@@ -138,7 +147,7 @@ def timed(
     return times
 
 
-def weighed(make: Callable[..., Ways], made: tuple, name: str) -> float:
+def weighed(make: Callable[..., Ways], made: Made, name: str) -> float:
     """MiB that a way adds at its peak, once its code and its threads are loaded.
 
     The allocator is told to give back at once what is freed, from a megabyte on: else what it holds

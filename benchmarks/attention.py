@@ -14,7 +14,7 @@ Needs the peers: pip install entmax timm. --quick: tiny sizes, to see that it ru
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import timm.layers
@@ -38,6 +38,8 @@ from vision_attn import attention as att
 from vision_attn.types import TokenLayout
 
 HEADS, WIDTH = 3, 64
+Call = Callable[..., Tensor]  # a module is one
+Cast = Callable[[str], AbstractContextManager[object]]
 
 
 def both_ways(
@@ -63,7 +65,7 @@ def heads_of(b: int, n: int, device: str, dtype: torch.dtype = torch.float32) ->
 
 def sdpa(options: argparse.Namespace) -> Iterator[Row]:
     """Attend(ScaledDot, Softmax) against torch's scaled_dot_product_attention."""
-    attend = att.Attend(att.ScaledDot(WIDTH, HEADS))
+    attend: Call = att.Attend(att.ScaledDot(WIDTH, HEADS))
     for n in (64, 197) if options.quick else (64, 197, 1025, 4097):
         b = 2 if options.quick else max(1, 8192 // n)
         for name, dtype in DTYPES.items():
@@ -89,11 +91,11 @@ def multihead(options: argparse.Namespace) -> Iterator[Row]:
         timms = timm.layers.Attention(dim, heads, qkv_bias=True).to(options.device)
         x = torch.randn(b, n, dim, device=options.device, requires_grad=True)
         flops = b * (8.0 * n * dim * dim + 4.0 * n * n * dim)
-        peers = {"torch's": lambda x, m=torchs: m(x, x, x, need_weights=False)[0], "timm's": timms}
+        peers: dict[str, Call] = {"torch's": partial(attended, torchs), "timm's": timms}
         for dtype in DTYPES:
-            cast = torch.autocast if dtype == "bf16" else nullcontext
+            cast: Cast = torch.autocast if dtype == "bf16" else nullcontext
 
-            def inside(call: Callable, x: Tensor = x, cast: Callable = cast) -> Tensor:
+            def inside(call: Call, x: Tensor = x, cast: Cast = cast) -> Tensor:
                 with cast(options.device):
                     return call(x)
 
@@ -114,6 +116,11 @@ def multihead(options: argparse.Namespace) -> Iterator[Row]:
                         )
 
 
+def attended(module: nn.MultiheadAttention, x: Tensor) -> Tensor:
+    tokens: Tensor = module(x, x, x, need_weights=False)[0]
+    return tokens
+
+
 def windows(options: argparse.Namespace) -> Iterator[Row]:
     """Windows against the masked full matrix, whose mask is made beforehand."""
     for side, dtype in (
@@ -127,7 +134,7 @@ def windows(options: argparse.Namespace) -> Iterator[Row]:
             "Local2d(radius=3)": att.Local2d(radius=3),
             "LocalMonotonic(radius=16)": att.LocalMonotonic(radius=16),
         }.items():
-            attend = att.Attend(att.ScaledDot(WIDTH, HEADS), window=window)
+            attend: Call = att.Attend(att.ScaledDot(WIDTH, HEADS), window=window)
             mask, _ = window.terms(q, k, layout)
             yield from both_ways(
                 f"{name} / masked",
@@ -143,17 +150,18 @@ def growth(options: argparse.Namespace, clock: Clock) -> None:
     sides = (16, 32) if options.quick else (64, 128)
     print("\n| window | tokens | ms | peak MB | times as long | times the memory |")
     print("|---|---|---|---|---|---|")
-    for name, make in {
+    makes: dict[str, Callable[..., att.Window]] = {
         "Local2d(radius=3)": partial(att.Local2d, radius=3),
         "LocalMonotonic(radius=16)": partial(att.LocalMonotonic, radius=16),
         "LocalPredictive(radius=3)": partial(att.LocalPredictive, radius=3),
-    }.items():
-        before = None
+    }
+    for name, make in makes.items():
+        before: tuple[float, int] | None = None
         for side in sides:
             layout = TokenLayout(1, (side, side))
             q, k, v = heads_of(1, layout.tokens, options.device)
             window = make(head_dim=WIDTH, heads=HEADS).to(options.device)
-            attend = att.Attend(att.ScaledDot(WIDTH, HEADS), window=window)
+            attend: Call = att.Attend(att.ScaledDot(WIDTH, HEADS), window=window)
             step = training(partial(attend, q, k, v, layout=layout), [q, k, v])
             step()
             now = (min(clock.seconds(step) for _ in range(3)), peak_memory(step, clock))
@@ -170,8 +178,10 @@ def sparse(options: argparse.Namespace) -> Iterator[Row]:
     """Sparsemax and Entmax15 against the entmax package."""
     import entmax
 
-    pairs = {"Sparsemax": (att.Sparsemax(), entmax.sparsemax)}
-    pairs["Entmax15"] = (att.Entmax15(), entmax.entmax15)
+    pairs: dict[str, tuple[Call, Call]] = {
+        "Sparsemax": (att.Sparsemax(), entmax.sparsemax),
+        "Entmax15": (att.Entmax15(), entmax.entmax15),
+    }
     for n in (64,) if options.quick else (64, 197, 1025):
         b = 1 if options.quick else max(1, 2_000_000 // (HEADS * n * n))
         for spread in (1, 5):
@@ -203,11 +213,11 @@ def gates(options: argparse.Namespace) -> Iterator[Row]:
             for _ in range(2)
         )
 
-        def alone(gate: nn.Module, x: Tensor = x) -> Tensor:
+        def alone(gate: Call, x: Tensor = x) -> Tensor:
             with cast():
                 return gate(x)
 
-        def in_block(gate: nn.Module, x: Tensor = x, past: Tensor = past) -> Tensor:
+        def in_block(gate: Call, x: Tensor = x, past: Tensor = past) -> Tensor:
             with cast():
                 return F.relu(gate(x) + past, inplace=True)
 
@@ -239,20 +249,20 @@ def costs(options: argparse.Namespace) -> Iterator[Row]:
 
         return training(call, [*inputs, *(p for p in module.parameters() if p.requires_grad)])
 
-    def heads(**parts: object) -> Run:
-        return step(att.MultiHeadAttention(dim, HEADS, **parts), x, layout=layout)
-
-    plain, size = heads(), f"{b} x {n} x {dim} fp32"
-    scores = (
+    heads = partial(att.MultiHeadAttention, dim, HEADS)
+    plain, size = step(heads(), x, layout=layout), f"{b} x {n} x {dim} fp32"
+    scores: tuple[Callable[..., att.Score], ...] = (
         att.Dot, att.CosineSimilarity, att.General, att.BiasedGeneral, att.ActivatedGeneral,
         att.KeyOnly, att.Concat, att.Additive, att.Deep, partial(att.Location, positions=n),
     )  # fmt: skip
     for score in scores:
-        yield Row(f"{named(score)} / ScaledDot", size, heads(score=score), plain)
+        run = step(heads(score=score), x, layout=layout)
+        yield Row(f"{named(score)} / ScaledDot", size, run, plain)
     for normalizer in (att.Sigmoid, att.Sparsemax, att.Entmax15, att.Hard, att.SampledHard):
-        yield Row(f"{named(normalizer)} / Softmax", size, heads(normalizer=normalizer), plain)
+        run = step(heads(normalizer=normalizer), x, layout=layout)
+        yield Row(f"{named(normalizer)} / Softmax", size, run, plain)
     for window in (att.LocalMonotonic, att.LocalPredictive, att.Local2d):
-        run = heads(window=partial(window, radius=2))
+        run = step(heads(window=partial(window, radius=2)), x, layout=layout)
         yield Row(f"{named(window)}(radius=2) / Global", size, run, plain)
     multidim = step(att.MultiDimAttention(dim, 8), x, layout=layout)
     yield Row("MultiDimAttention / MultiHeadAttention", size, multidim, plain)
@@ -281,8 +291,9 @@ def costs(options: argparse.Namespace) -> Iterator[Row]:
         yield Row(f"{named(gate)} / SqueezeExcite", size, step(gate(WIDTH), features), se)
 
 
-def named(factory: object) -> str:
-    return getattr(factory, "func", factory).__name__
+def named(factory: Callable[..., object]) -> str:
+    name: str = getattr(factory, "func", factory).__name__
+    return name
 
 
 SECTIONS = (sdpa, multihead, windows, sparse, gates, costs)

@@ -89,8 +89,10 @@ class Line:
         return self.verdict.startswith(("worse", "not measured"))
 
     def cells(self) -> str:
-        either = self.now or self.kept
-        change = f"{self.now.median / self.kept.median - 1:+.0%}" if self.judged else ""
+        either, change = self.now or self.kept, ""
+        assert either is not None
+        if self.judged and self.now and self.kept:
+            change = f"{self.now.median / self.kept.median - 1:+.0%}"
         spreads = [row.spread if row else "" for row in (self.kept, self.now)]
         return f"| {either.what} | {' | '.join(spreads)} | {change} | {self.verdict} |"
 
@@ -176,9 +178,10 @@ def main() -> None:
         try:
             for ratio in measure(script, clock):
                 values = ratio.values
-                spread = min(values), statistics.median(values), max(values)
+                spread = (rounded(of(values)) for of in (min, statistics.median, max))
+                least, middle, most = spread
                 about = machine, date, commit, torch.__version__, round(load, 1)
-                measured.append(Kept(script, ratio.what, *map(rounded, spread), *about))
+                measured.append(Kept(script, ratio.what, least, middle, most, *about))
                 print(f"{ratio.what}: {measured[-1].spread}", file=sys.stderr, flush=True)
         except ImportError as error:
             left_out.append(f"{script} was left out: {error}")

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from alone import spread
@@ -42,7 +43,7 @@ WAYS = {
 RECIPES = "vit_planted_fast", "senet_planted_fast", "spatial_cnn_planted_fast"
 COMMANDS = {
     "explain": "explain vision_attn:compact_vit_imagenette {folder} -o out",
-    "score": "score vision_attn:compact_vit_imagenette {folder} --images 3 --steps 4 -o out",
+    "score": "score vision_attn:compact_vit_imagenette {folder} --limit 3 --steps 4 -o out",
 }
 TESTS = "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-m"
 NAMES = "fit", "explain", "score", "tests"
@@ -124,7 +125,7 @@ def fit(recipe: str, args: argparse.Namespace, scratch: Path) -> None:
             }
             speeds = in_turns(
                 args.rounds,
-                {way: lambda run=run: run.speed(args.seconds) for way, run in runs.items()},
+                {way: partial(run.speed, args.seconds) for way, run in runs.items()},
             )
         quiet = quiet or statistics.median(speeds[args.ways[0]])
         cells = [
@@ -152,7 +153,7 @@ def whole(name: str, args: argparse.Namespace, scratch: Path) -> None:
         with beside(load):
             seconds = in_turns(
                 args.rounds,
-                {way: lambda way=way: timed(words, environment(way, scratch)) for way in args.ways},
+                {way: partial(timed, words, environment(way, scratch)) for way in args.ways},
             )
         print(f"| {load} | {' | '.join(f'{spread(seconds[way])} s' for way in args.ways)} |")
     print(flush=True)
@@ -229,7 +230,7 @@ def train(recipe: Sequence[str]) -> None:
     cores.keep_to_quota()
     cores.wait_briefly()
     import torch
-    from lightning.pytorch import Callback
+    from lightning.pytorch import Callback, LightningModule, Trainer
 
     from vision_attn.fitting.making import make_run
 
@@ -237,7 +238,13 @@ def train(recipe: Sequence[str]) -> None:
         def __init__(self) -> None:
             self.start, self.cpu, self.images, self.end = 0.0, 0.0, 0, 0.0
 
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        def on_train_batch_start(
+            self,
+            trainer: Trainer,
+            pl_module: LightningModule,
+            batch: Sequence[torch.Tensor],
+            batch_idx: int,
+        ) -> None:
             if trainer.global_step < FIRST:
                 return
             if time.perf_counter() >= self.end:

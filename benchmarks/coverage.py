@@ -40,11 +40,18 @@ from datetime import date
 from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkContext, ForkProcess, SpawnContext, SpawnProcess
+
+    from tests.methods.every.catalogue import Entry
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported: no threads before a fork
 
 ROOT = Path(__file__).parent.parent
 RESULTS, SHARES = ROOT / "docs" / "coverage.jsonl", ROOT / "docs" / "shares.jsonl"
+Line = dict[str, Any]  # of RESULTS or SHARES
 sys.path += [str(ROOT / "tests" / "methods"), str(ROOT / "tests" / "methods" / "every")]
 
 
@@ -94,7 +101,7 @@ def dense(names: list[str]) -> None:
         )
 
 
-def known(results: Path) -> dict[str, dict]:
+def known(results: Path) -> dict[str, Line]:
     """Read the last line of each network."""
     lines = results.read_text().splitlines() if results.exists() else []
     return {one["name"]: one for one in map(json.loads, lines)}
@@ -120,7 +127,7 @@ def commit() -> str:
 
 
 @cache
-def entries() -> dict:
+def entries() -> dict[str, "Entry"]:
     """List the networks of the catalogue by name, in the order to try them."""
     import attending
     import catalogue
@@ -143,13 +150,15 @@ def sweep(words: argparse.Namespace) -> None:
     fork = sys.platform == "linux"
     if fork:
         import_once(todo)
-    context = multiprocessing.get_context("fork" if fork else "spawn")
+    context: ForkContext | SpawnContext = (
+        multiprocessing.get_context("fork") if fork else multiprocessing.get_context("spawn")
+    )
     for path in (words.results, words.details):
         path.parent.mkdir(parents=True, exist_ok=True)
     words.commit = commit()  # of the code as it is imported here
     print(f"{len(todo)} to try, {len(before)} known, commit {words.commit}", flush=True)
     end = time.monotonic() + 60 * words.minutes
-    running: dict = {}
+    running: dict[int, tuple[ForkProcess | SpawnProcess, str, float]] = {}
     while todo or running:
         while todo and len(running) < words.jobs and time.monotonic() < end:
             name = todo.pop(0)
@@ -176,7 +185,7 @@ def sweep(words: argparse.Namespace) -> None:
             print(f"{last.get('map'):8} {name} {took:.0f} s {why}", flush=True)
 
 
-def to_try_again(line: dict, again: list[str]) -> bool:
+def to_try_again(line: Line, again: list[str]) -> bool:
     return line["map"] in again or ("older" in again and line.get("commit") != commit())
 
 
@@ -192,7 +201,8 @@ def import_once(names: Iterable[str]) -> None:
 
 def wall_clock(words: argparse.Namespace) -> int:
     """How many seconds of the clock a trial may take, on a machine that others use too."""
-    return max(600, 20 * words.seconds)
+    seconds: int = words.seconds
+    return max(600, 20 * seconds)
 
 
 def stopped_by(exitcode: int, late: bool, words: argparse.Namespace) -> str:
@@ -209,7 +219,7 @@ def stopped_by(exitcode: int, late: bool, words: argparse.Namespace) -> str:
     return f"its process ended by {killed.name}"
 
 
-def add(words: argparse.Namespace, entry, found: dict) -> None:
+def add(words: argparse.Namespace, entry: "Entry", found: Line) -> None:
     """Append what was found: in short to the results, in full to the details."""
     when = {"date": date.today().isoformat(), "commit": words.commit}
     line = {"name": entry.name, "family": entry.family, "map": found["map"]}
@@ -235,7 +245,7 @@ def by_method(errors: dict[str, float | None]) -> dict[str, float]:
     return worst
 
 
-def as_line(values: dict) -> str:
+def as_line(values: Line) -> str:
     return json.dumps(values, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
@@ -262,15 +272,17 @@ def attempt(name: str, words: argparse.Namespace) -> None:
     add(words, entry, found)
 
 
-def trial(entry, words: argparse.Namespace) -> dict:
+def trial(entry: "Entry", words: argparse.Namespace) -> Line:
     """Try one network, in whichever way is asked for."""
     if words.shares:
         from shares import shared_out
 
-        return shared_out(entry, words.limit_parameters * 1e6)
+        found: Line = shared_out(entry, words.limit_parameters * 1e6)
+        return found
     from oracle import tried
 
-    return tried(entry, words.limit_parameters * 1e6, check=not words.probe)
+    found = tried(entry, words.limit_parameters * 1e6, check=not words.probe)
+    return found
 
 
 def bound(words: argparse.Namespace) -> None:
@@ -327,7 +339,7 @@ def write_shares(results: Path) -> None:
     put(lines, START_SHARES, END_SHARES)
 
 
-def tidied(results: Path) -> dict[str, dict]:
+def tidied(results: Path) -> dict[str, Line]:
     """Keep the newest line of each network, sorted; return them by name."""
     lines_of = known(results)
     results.write_text("".join(as_line(lines_of[name]) for name in sorted(lines_of)))
@@ -345,7 +357,7 @@ def put(lines: list[str], first: str, last: str) -> None:
     print("\n".join(lines[:20]))
 
 
-def counted(lines_of: dict[str, dict]) -> list[str]:
+def counted(lines_of: dict[str, Line]) -> list[str]:
     """Count what came of all networks, and say how many there are."""
     found = [one for name, one in lines_of.items() if name in entries()]
     count = Counter(one["map"] for one in found)
@@ -383,7 +395,7 @@ def counted(lines_of: dict[str, dict]) -> list[str]:
     ]
 
 
-def formulas_table(found: list[dict]) -> list[str]:
+def formulas_table(found: list[Line]) -> list[str]:
     """Make a table of the methods that were compared with dense formulas, a line each."""
     compared = [one for one in found if one.get("formulas")]
     families = {(source_of(one), one["family"]) for one in compared}
@@ -404,7 +416,7 @@ def formulas_table(found: list[dict]) -> list[str]:
     return lines
 
 
-def share(tried: dict[str, dict]) -> list[str]:
+def share(tried: dict[str, Line]) -> list[str]:
     """Count the token maps of the fixed list, and say why the others have none."""
     from attending import NETWORKS
 
@@ -425,9 +437,9 @@ def share(tried: dict[str, dict]) -> list[str]:
     return lines + (["", f"Not tried: {', '.join(others)}."] if others else [])
 
 
-def by_family(tried: Iterable[dict]) -> list[str]:
+def by_family(tried: Iterable[Line]) -> list[str]:
     """Make a table with a line for each family."""
-    families: dict[tuple[str, str], list[dict]] = {}
+    families: dict[tuple[str, str], list[Line]] = {}
     for one in sorted(tried, key=lambda one: (SOURCES.index(source_of(one)), one["family"])):
         families.setdefault((source_of(one), one["family"]), []).append(one)
     lines = [
@@ -448,13 +460,15 @@ def by_family(tried: Iterable[dict]) -> list[str]:
     return lines
 
 
-def source_of(line: dict) -> str:
-    return line["name"].partition(":")[0]
+def source_of(line: Line) -> str:
+    name: str = line["name"]
+    return name.partition(":")[0]
 
 
-def cell(line: dict) -> str:
+def cell(line: Line) -> str:
     """The reason of a line, for a table."""
-    return line["why"].replace("|", "/")
+    why: str = line["why"]
+    return why.replace("|", "/")
 
 
 LONGEST = 320  # letters of a reason

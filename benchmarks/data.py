@@ -12,13 +12,14 @@ on), in `kept_memory`, as in a fit, and a turn is five epochs.
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from timing import Clock, KeyRatio
+from timing import Clock, Epoch, KeyRatio
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import datasets
@@ -78,10 +79,10 @@ class InMemory(Source):
         return Splits(part, part, part, [str(i) for i in range(10)])
 
 
-class OneByOne(Dataset):
+class OneByOne(Dataset[tuple[Tensor, int]]):
     """The same images as torchvision's CIFAR10 gives them: PIL images, transformed one by one."""
 
-    def __init__(self, images: Tensor, transform: Callable) -> None:
+    def __init__(self, images: Tensor, transform: Callable[[Image.Image], Tensor]) -> None:
         self.images, self.transform = images.permute(0, 2, 3, 1).numpy(), transform
 
     def __len__(self) -> int:
@@ -91,9 +92,7 @@ class OneByOne(Dataset):
         return self.transform(Image.fromarray(self.images[i])), 0
 
 
-def rate(
-    epoch: Callable[[], Iterable], epochs: int, now: Callable[[], float] = time.perf_counter
-) -> float:
+def rate(epoch: Epoch, epochs: int, now: Callable[[], float] = time.perf_counter) -> float:
     """Images a second of so many epochs, one after the other."""
     start, count = now(), 0
     for _ in range(epochs):
@@ -104,8 +103,8 @@ def rate(
 
 def compare(
     name: str,
-    ours: Callable[[], Iterable],
-    theirs: Callable[[], Iterable],
+    ours: Epoch,
+    theirs: Epoch,
     rounds: int,
     epochs: int = 1,
 ) -> None:
@@ -120,13 +119,15 @@ def compare(
     )
 
 
-def both(name: str) -> tuple[Callable[[], Iterable], Callable[[], Iterable]]:
+def both(name: str) -> tuple[Epoch, Epoch]:
     """Epochs of a pipeline: ours, and torchvision's of fewer images, as it takes longer."""
     augment, transforms = PIPELINES[name]
     data = ImageData(InMemory(), batch_size=500, augment=augment, mean=MEAN, std=STD)
     data.setup("fit")
     transform = tv.Compose([*transforms, tv.Normalize(MEAN, STD)])
-    peer = OneByOne(data.splits.train.images[:2000], transform)
+    train = data.splits.train
+    assert isinstance(train, TensorSet)
+    peer = OneByOne(train.images[:2000], transform)
     return (
         lambda: map(data.for_training, data.train_dataloader()),
         lambda: DataLoader(peer, 500, shuffle=True),
@@ -141,7 +142,7 @@ def in_memory(rounds: int) -> None:
 def key_ratios(clock: Clock) -> Iterator[KeyRatio]:
     """An image of the first pipeline, which is that of CIFAR-10."""
     name = next(iter(PIPELINES))
-    ours, theirs = (lambda epoch=epoch: rate(epoch, 1, clock.now) for epoch in both(name))
+    ours, theirs = (partial(rate, epoch, 1, clock.now) for epoch in both(name))
     yield clock.rates(f"{name} / by torchvision", ours, theirs)
 
 

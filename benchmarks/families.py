@@ -45,11 +45,13 @@ PARTS = ("attention", "pool", "gate")
 
 
 def network_of(config: str) -> dict[str, Any]:
-    return read(config)["model"]["network"]["init_args"]
+    options: dict[str, Any] = read(config)["model"]["network"]["init_args"]
+    return options
 
 
 def read(config: str) -> dict[str, Any]:
-    return yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
+    options: dict[str, Any] = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
+    return options
 
 
 def config_of(name: str, plain: str, data: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -143,6 +145,7 @@ def main() -> None:
                 run, other = (run_of(which, plain, data, options) for which in (name, plain))
                 step = step_ratio(run, other, options.rounds)
                 run.fit()
+                assert run.folder is not None
                 results = json.loads((run.folder / "summary.json").read_text())
                 rows[key] = {
                     "accuracy": results["test/top1"],

@@ -19,6 +19,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,7 +32,7 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 
 from vision_attn import load_model
-from vision_attn.data import CIFAR10, example_photos
+from vision_attn.data import CIFAR10, TensorSet, example_photos
 from vision_attn.methods import LibraGradient, Rollout
 from vision_attn.models import SEResNet, vit_from_timm
 
@@ -100,9 +101,9 @@ def tried(run: Callable[[], Row]) -> Row:
 
 def write(path: Path, rows: dict[str, dict[str, Row]]) -> None:
     """At once or not at all: a run may end at any moment."""
-    partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(rows, indent=1))
-    partial.replace(path)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(rows, indent=1))
+    part.replace(path)
 
 
 def table(rows: dict[str, dict[str, Row]]) -> str:
@@ -185,9 +186,9 @@ def rollout(args: argparse.Namespace) -> Iterator[Item]:
 
     for side in sides:
         for name, way in ways.items():
-            yield f"{name}, {side} px", lambda side=side, way=way: timed(side, way)
+            yield f"{name}, {side} px", partial(timed, side, way)
         if side <= LONG:
-            yield f"fast-vit-rollout, {side} px", lambda side=side: peer(side)
+            yield f"fast-vit-rollout, {side} px", partial(peer, side)
 
 
 def exact(args: argparse.Namespace) -> Iterator[Item]:
@@ -201,7 +202,7 @@ def exact(args: argparse.Namespace) -> Iterator[Item]:
 
     for side in (64,) if args.small else (224, 512):
         for method in (Rollout(), LibraGradient()):
-            yield f"{method}, {side} px", lambda method=method, side=side: error(method, side)
+            yield f"{method}, {side} px", partial(error, method, side)
 
 
 def training(args: argparse.Namespace) -> Iterator[Item]:
@@ -243,7 +244,7 @@ def training(args: argparse.Namespace) -> Iterator[Item]:
         return {name: size / median(each) for name, each in times.items()}
 
     for name, (ours, theirs) in pairs.items():
-        yield name, lambda ours=ours, theirs=theirs: in_turns(ours, theirs)
+        yield name, partial(in_turns, ours, theirs)
 
 
 def step_of(
@@ -274,7 +275,7 @@ def explain(args: argparse.Namespace) -> Iterator[Item]:
         return {"photos/s": len(few) / seconds}
 
     for method in ("Rollout", "LibraGradient", "GradCAM"):
-        yield method, lambda method=method: rate(method)
+        yield method, partial(rate, method)
 
 
 def accuracy(args: argparse.Namespace) -> Iterator[Item]:
@@ -284,6 +285,7 @@ def accuracy(args: argparse.Namespace) -> Iterator[Item]:
 
     def right(name: str) -> Row:
         test = CIFAR10().load(args.root, 0.1, 0).test
+        assert isinstance(test, TensorSet)
         count = 256 if args.small else len(test)
         model = load_model(f"vision_attn:{name}")
         network, found = model.network.to(args.device).eval(), 0
@@ -299,7 +301,7 @@ def accuracy(args: argparse.Namespace) -> Iterator[Item]:
         return {"right": found / count}
 
     for name in ("compact_vit_cifar10", "senet_cifar10"):
-        yield name, lambda name=name: right(name)
+        yield name, partial(right, name)
 
 
 ITEMS = {

@@ -127,7 +127,9 @@ def patched() -> Iterator[None]:
     from lxt.efficient.models.vit_torch import cp_LRP
     from torchvision.models import vision_transformer
 
-    before: list[tuple[type, str, Callable]] = [(kind, "forward", kind.forward) for kind in PATCHED]
+    before: list[tuple[type, str, Callable[..., object]]] = [
+        (kind, "forward", kind.forward) for kind in PATCHED
+    ]
     monkey_patch(vision_transformer, cp_LRP)
     try:
         yield

@@ -13,6 +13,7 @@ torchdata: pip install torchdata.
 import argparse
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,8 +25,9 @@ from timing import cpu_seconds
 from torch import Tensor, nn
 
 from vision_attn.data import WebDataset
-from vision_attn.data.block_photos import read_ahead
+from vision_attn.data.block_photos import BlockPhotos, read_ahead
 from vision_attn.data.draws import Draws
+from vision_attn.data.photos import Photos
 from vision_attn.data.row_splits import ParquetSplit, file_version
 from vision_attn.data.tensors import Shuffled
 from vision_attn.devices import native_precision
@@ -34,6 +36,7 @@ from vision_attn.models import FastCNN
 from vision_attn.training import MuonAdamW, parameter_groups
 
 BATCH = 50
+Row = dict[str, Any]
 
 
 def in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -65,6 +68,11 @@ def copies(originals: Iterable[Tensor], flat: bool = False) -> list[nn.Parameter
     return weights
 
 
+def all_step(optimizers: list[torch.optim.Optimizer]) -> None:
+    for each in optimizers:
+        each.step()
+
+
 def muon(rounds: int) -> None:
     """Milliseconds of a step, matrices by Muon and the rest by AdamW."""
     print(f"{native_precision('cpu')}, {torch.backends.cpu.get_cpu_capability()}")
@@ -76,16 +84,18 @@ def muon(rounds: int) -> None:
         ours = MuonAdamW(
             [{"params": copies(hidden), "hidden": True}, {"params": copies(rest), "hidden": False}]
         )
-        torchs = [
+        torchs: list[torch.optim.Optimizer] = [
             torch.optim.Muon(copies(hidden, flat=True), lr=0.02, weight_decay=0.01),
             torch.optim.AdamW(copies(rest), fused=True),
         ]
-        timms = timm.optim.Muon(
-            [{"params": copies(hidden)}, {"params": copies(rest), "use_fallback": True}], lr=0.02
-        )
+        mine: list[dict[str, Any]] = [
+            {"params": copies(hidden)},
+            {"params": copies(rest), "use_fallback": True},
+        ]
+        timms = timm.optim.Muon(mine, lr=0.02)
         ways: dict[str, Callable[[], object]] = {
             "ours": ours.step,
-            "torch": lambda both=torchs: [each.step() for each in both],
+            "torch": partial(all_step, torchs),
             "timm": timms.step,
         }
         numbers = sum(w.numel() for w in hidden) / 1e6
@@ -111,19 +121,18 @@ def rows(rounds: int, photos: int = 1500) -> None:
             split = ParquetSplit(versions, None, root / "index", 2048)
             split.labels("label")
             held = split.photos("image", "photos")
+            assert isinstance(held, BlockPhotos)
             batches = Shuffled(photos, 64, seed=0, blocks=held.blocks).batches()
             wanted = ((items, Draws(0, 0, items)) for items in batches)
-            return sum(
-                len(b.jpeg(int(i))) for items, _, b in read_ahead(held, wanted) for i in items
-            )
+            return sum(length(b, int(i)) for items, _, b in read_ahead(held, wanted) for i in items)
 
         def our_tar() -> int:
             source = WebDataset(shards, cache=str(root / "cache"))
             held = source.parts(root)[0]["train"].photos
             batches = Shuffled(photos, 64, seed=0).batches()
-            return sum(len(held.jpeg(int(i))) for items in batches for i in items)
+            return sum(length(held, int(i)) for items in batches for i in items)
 
-        def streamed(kind: str) -> tuple[Any, str, Callable[[dict], str]]:
+        def streamed(kind: str) -> tuple[Any, str, Callable[[Row], str]]:
             column = "image" if kind == "parquet" else "jpg"
             name = (lambda row: row["image"]["path"]) if kind == "parquet" else _key
             stream = datasets.load_dataset(
@@ -147,9 +156,7 @@ def rows(rounds: int, photos: int = 1500) -> None:
 
         for kind, ours in (("parquet", our_parquet), ("webdataset", our_tar)):
             print(f"{kind}: microseconds for the bytes of a photo")
-            table(
-                in_turns({"ours": ours, "datasets": lambda k=kind: theirs(k)}, rounds), 1e6, photos
-            )
+            table(in_turns({"ours": ours, "datasets": partial(theirs, kind)}, rounds), 1e6, photos)
             whole = [name for batch, _ in names(kind) for name in batch]
             before: list[str] = []
             for batch, loader in names(kind):
@@ -167,8 +174,16 @@ def rows(rounds: int, photos: int = 1500) -> None:
             print(f"{world} processes: {shares} photos")
 
 
-def _key(row: dict) -> str:
-    return row["__key__"]
+def length(photos: Photos, item: int) -> int:
+    """Bytes of a photo that is a JPEG."""
+    jpeg = photos.jpeg(item)
+    assert jpeg is not None
+    return len(jpeg)
+
+
+def _key(row: Row) -> str:
+    key: str = row["__key__"]
+    return key
 
 
 def main() -> None:

@@ -30,11 +30,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from timing import Clock, KeyRatio, cpu_seconds
+from timing import Clock, Epoch, KeyRatio, cpu_seconds
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import datasets
 from torchvision.transforms import v2 as tv
@@ -89,7 +91,7 @@ def write_tree(folder: Path, photos: int, side: int) -> None:
 
 def ours(
     folder: Path, args: argparse.Namespace, kind: Callable[..., PhotoSource] = ImageFolder
-) -> Callable[[], Iterable]:
+) -> Epoch:
     """Our stream, cropped in the workers; flipped and normalised by the batch."""
     source = kind(
         str(folder),
@@ -118,13 +120,13 @@ def of_photo(size: int) -> tv.Compose:
     )
 
 
-def of_torchvision(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+def of_torchvision(folder: Path, args: argparse.Namespace) -> Epoch:
     """torchvision's folder and transforms in torch's DataLoader."""
     photos = datasets.ImageFolder(str(folder / "train"), of_photo(args.size))
     return lambda: DataLoader(photos, args.batch, shuffle=True, num_workers=args.workers)
 
 
-def of_timm(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+def of_timm(folder: Path, args: argparse.Namespace) -> Epoch:
     """timm's data set and loader, with the transforms that it makes for training."""
     from timm.data import create_dataset, create_loader
 
@@ -136,7 +138,7 @@ def of_timm(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
         is_training=True,
         scale=SCALE,
         hflip=0.5,
-        color_jitter=None,
+        color_jitter=None,  # type: ignore[arg-type]  # timm takes None, for none
         interpolation="bilinear",
         mean=MEAN,
         std=STD,
@@ -149,14 +151,14 @@ def of_timm(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
     return lambda: loader
 
 
-def of_webdataset(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+def of_webdataset(folder: Path, args: argparse.Namespace) -> Epoch:
     """WebDataset's pipeline over the shards, with torchvision's transforms."""
     import webdataset
 
     transform = of_photo(args.size)
     shards = sorted(map(str, (folder / "shards").glob("*.tar")))
 
-    def epoch() -> Iterable:
+    def epoch() -> Iterable[Sequence[Tensor]]:
         photos = webdataset.WebDataset(shards, shardshuffle=100, empty_check=False).shuffle(1000)
         decoded = photos.decode("pil").to_tuple("jpg", "cls").map_tuple(transform, int)
         return DataLoader(decoded.batched(args.batch), None, num_workers=args.workers)
@@ -164,7 +166,7 @@ def of_webdataset(folder: Path, args: argparse.Namespace) -> Callable[[], Iterab
     return epoch
 
 
-def of_datasets(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+def of_datasets(folder: Path, args: argparse.Namespace) -> Epoch:
     """Hugging Face's datasets over the same files, with torchvision's transforms."""
     import datasets as hugging_face
 
@@ -183,7 +185,7 @@ def of_datasets(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable
         }
     )
 
-    def batched(samples: list[dict]) -> tuple[torch.Tensor, torch.Tensor]:
+    def batched(samples: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
         images = torch.stack([sample["image"] for sample in samples])
         return images, torch.tensor([sample["label"] for sample in samples])
 
@@ -213,13 +215,13 @@ def write_parquet(folder: Path) -> Path:
     return place
 
 
-def ours_of_parquet(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+def ours_of_parquet(folder: Path, args: argparse.Namespace) -> Epoch:
     """Our stream, of Parquet read in place."""
     place = str(write_parquet(folder))
     return ours(folder, args, lambda _, **more: HuggingFace(place, streaming=True, **more))
 
 
-def of_parquet(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+def of_parquet(folder: Path, args: argparse.Namespace) -> Epoch:
     """Hugging Face's datasets, streaming Parquet through a buffer of 2,048."""
     import datasets as hugging_face
 
@@ -230,7 +232,7 @@ def of_parquet(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]
         lambda row: {"image": transform(row["image"].convert("RGB")), "label": row["label"]}
     )
 
-    def batched(samples: list[dict]) -> tuple[torch.Tensor, torch.Tensor]:
+    def batched(samples: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
         images = torch.stack([sample["image"] for sample in samples])
         return images, torch.tensor([sample["label"] for sample in samples])
 
@@ -243,7 +245,7 @@ class ByPillow(FilePhotos):
     jpeg = Photos.jpeg
 
 
-class Decoded(Dataset):
+class Decoded(Dataset[int]):
     """Photos that are decoded, and thrown away: a zero for each."""
 
     def __init__(self, photos: FilePhotos, shorter_side: int):
@@ -259,7 +261,7 @@ class Decoded(Dataset):
 
 def of_decoding(
     folder: Path, args: argparse.Namespace, kind: type[FilePhotos] = FilePhotos
-) -> Callable[[], Iterable]:
+) -> Epoch:
     """No more than decoding, in as many processes."""
     photos = kind(folder / "train", Tree(folder / "train").files())
     decoded = Decoded(photos, max(args.size, args.side))
@@ -268,7 +270,7 @@ def of_decoding(
     )
 
 
-def rate(epoch: Callable[[], Iterable], most: int) -> float:
+def rate(epoch: Epoch, most: int) -> float:
     """Images a second from the first batch on, so that starting the workers is left out."""
     count, start = -1, 0.0
     for batch in epoch():
@@ -281,7 +283,7 @@ def rate(epoch: Callable[[], Iterable], most: int) -> float:
     return count / (time.perf_counter() - start)
 
 
-def rate_by_cpu(epoch: Callable[[], Iterable], most: int) -> float:
+def rate_by_cpu(epoch: Epoch, most: int) -> float:
     """Images of a whole epoch a second of CPU time, of this process and of those that it ends."""
     start = cpu_seconds()
     count = sum(len(batch[0]) for batch in epoch())
@@ -317,7 +319,8 @@ def listing(folder: Path) -> tuple[float, float]:
     return taken[0], taken[1]
 
 
-PEERS = {
+Build = Callable[[Path, argparse.Namespace], Epoch]
+PEERS: dict[str, Build] = {
     "decoding": of_decoding,
     "pillow": partial(of_decoding, kind=ByPillow),
     "timm": of_timm,
@@ -326,7 +329,9 @@ PEERS = {
     "datasets": of_datasets,
     "parquet": of_parquet,
 }
-OURS = {"parquet": ours_of_parquet}  # what is compared with a peer, if it is not `ours`
+OURS: dict[str, Build] = {
+    "parquet": ours_of_parquet
+}  # what is compared with a peer, if it is not `ours`
 
 
 def key_ratios(clock: Clock) -> Iterator[KeyRatio]:

@@ -119,7 +119,7 @@ def starts(rounds: int) -> None:
     from vision_attn.data import example_photos
 
     photo = next(iter(example_photos().values()))
-    commands = {"import torch": ("-c", "import torch")}
+    commands: dict[str, tuple[str, ...]] = {"import torch": ("-c", "import torch")}
     commands |= {n: (*VISION_ATTN, *w.format(photo=photo).split()) for n, w in STARTS.items()}
     used: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as bytecode:
@@ -135,8 +135,8 @@ def starts(rounds: int) -> None:
         seconds, memory = zip(*turns, strict=True)
         more = [a - b for a, b in zip(seconds, torch_seconds, strict=True)]
         beyond = max(memory) - max(torch_memory)
-        words = f"{spread(list(seconds))} | {spread(more)} | {max(memory):.0f} | {beyond:.0f}"
-        print(f"| {name} | {words} |", flush=True)
+        cells = f"{spread(list(seconds))} | {spread(more)} | {max(memory):.0f} | {beyond:.0f}"
+        print(f"| {name} | {cells} |", flush=True)
 
 
 def key_ratios(clock: Clock) -> Iterator[KeyRatio]:

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import captum.attr
@@ -137,7 +138,7 @@ def contenders(side: int, device: str, dtype: str, model: str) -> Ways:
             *("GradientRollout", "AttentionGradCAM", "LeGrad", "GradCAM", "LibraGradient"),
         ):
             method = explain.parse_method(text)
-            methods[text] = lambda method=method: method(network, image)
+            methods[text] = partial(method, network, image)
         methods |= peers(network, image)
     methods["dense rollout"] = lambda: dense_rollout(network, image)
 
@@ -146,19 +147,20 @@ def contenders(side: int, device: str, dtype: str, model: str) -> Ways:
         with torch.autocast(image.device.type, torch.bfloat16, enabled=half):
             return run()
 
-    return {name: lambda run=run: within(run) for name, run in methods.items()}
+    return {name: partial(within, run) for name, run in methods.items()}
 
 
 def without_gradients(network: nn.Module, images: Tensor) -> Tensor:
     with torch.no_grad():
-        return network(images)
+        logits: Tensor = network(images)
+    return logits
 
 
 def to_first_tokens(network: nn.Module, images: Tensor) -> Tensor:
     """Compute the gradient of the predicted logits by the tokens that enter the first block."""
     leaves: list[Tensor] = []
 
-    def leaf(_module: nn.Module, args: tuple) -> tuple:
+    def leaf(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         leaves.append(args[0].detach().requires_grad_())
         return leaves[0], *args[1:]
 
@@ -197,7 +199,8 @@ def peers(network: nn.Module, images: Tensor) -> Ways:
     gradients = captum.attr.LayerGradCam(network, layer)
 
     def on_grid(tokens: Tensor) -> Tensor:
-        return tokens[:, 1:].unflatten(1, network.patch_embed.grid_size).permute(0, 3, 1, 2)
+        grid: Tensor = tokens[:, 1:].unflatten(1, network.patch_embed.grid_size)
+        return grid.permute(0, 3, 1, 2)
 
     def package() -> object:
         with pytorch_grad_cam.GradCAM(network, [layer], reshape_transform=on_grid) as cam:
@@ -246,7 +249,8 @@ def transposed(q: Tensor, k: Tensor, r: Tensor) -> Tensor:
     (_, lse), rows = kernel(q, k, k), F.pad(r[..., None], (0, 63)).to(q.dtype).expand_as(q)
     bias = (-lse)[:, :, None].to(q.dtype).expand(-1, -1, k.shape[2], -1)
     out, columns = kernel(k, q, rows, attn_mask=bias)
-    return (out[..., 0].float() * columns.exp()).mean(1)
+    carried: Tensor = (out[..., 0].float() * columns.exp()).mean(1)
+    return carried
 
 
 # ---- exactness ----
@@ -281,6 +285,7 @@ def exactness(what: str, device: str, dtype: str) -> tuple[float, float]:
         r = 0.5 * r + 0.5 * pulled
     true = r[1:].view(found.values.shape)
     error = (found.values.double() - true).abs().max() / true.max()
+    assert found.prefix_mass is not None  # there is a class token
     return error.item(), (found.values.sum() + found.prefix_mass).item()
 
 

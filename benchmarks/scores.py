@@ -17,14 +17,16 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import timm
 import torch
+from jaxtyping import Float, Int
 from machines import photos_of
 from timing import Clock, KeyRatio, forward
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vision_attn
@@ -35,10 +37,12 @@ from vision_attn.evaluate import (
     EnergyPointingGame,
     FilledCells,
     PointingGame,
+    Removal,
     Sparseness,
 )
 from vision_attn.hub import load_model
 from vision_attn.models import vit_from_timm
+from vision_attn.types import Images
 
 warnings.simplefilter("ignore")
 
@@ -63,16 +67,16 @@ def main() -> None:
     with torch.no_grad():
         targets = network(images).argmax(1)
 
-    def deletion(removal, autocast):
+    def deletion(removal: Removal, autocast: bool) -> float:
         metric = Deletion(removal, steps=args.steps)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             metric.update(images, maps, targets)
-        return metric.compute().item()
+        return float(metric.compute())
 
     dropped = DroppedTokens(network.forward_kept_tokens, network.grid)
     filled = FilledCells(network, network.grid, rows=args.images)
     native = native_precision("cpu") == "bf16-mixed"
-    contenders = {
+    contenders: dict[str, Callable[[], float]] = {
         "ours: tokens dropped, fp32": lambda: deletion(dropped, False),
         "ours: patches filled, fp32": lambda: deletion(filled, False),
         "quantus PixelFlipping": lambda: quantus_deletion(network, images, maps, targets, args),
@@ -126,7 +130,13 @@ def key_ratios(clock: Clock) -> Iterator[KeyRatio]:
         )
 
 
-def quantus_deletion(network, images, maps, targets, args):
+def quantus_deletion(
+    network: nn.Module,
+    images: Images,
+    maps: Float[Tensor, "b y x"],
+    targets: Int[Tensor, " b"],
+    args: argparse.Namespace,
+) -> float:
     """As many steps, 0 for what is gone, the largest values first."""
     import quantus
 
@@ -153,7 +163,13 @@ def quantus_deletion(network, images, maps, targets, args):
     return float(np.trapezoid(curves, dx=1 / args.steps, axis=1).mean())
 
 
-def road(network, images, maps, targets, args):
+def road(
+    network: nn.Module,
+    images: Images,
+    maps: Float[Tensor, "b y x"],
+    targets: Int[Tensor, " b"],
+    args: argparse.Namespace,
+) -> float:
     """Its imputation solves a linear system an image and step; its score is another one."""
     from pytorch_grad_cam.metrics.road import ROADMostRelevantFirst
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from timing import Clock, KeyRatio
@@ -29,7 +30,7 @@ BATCH, SIDE, CLASSES = 8, 14, 1000
 ROLLOUT = Column("map", "Rollout")
 
 
-def record(number: int, draws: np.ndarray) -> dict:
+def record(number: int, draws: np.ndarray) -> dict[str, Any]:
     """A record as `explain` makes it; draws: three numbers, 0 to 1."""
     predicted, label = (number * 7) % CLASSES, number % CLASSES
     return {

@@ -9,7 +9,7 @@ import ctypes
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from vision_attn.devices import native_precision
 
 Run = Callable[[], object]
 Rate = Callable[[], float]
+Epoch = Callable[[], Iterable[Sequence[Tensor]]]  # its batches: images, and more
 ALL_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 

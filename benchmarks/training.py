@@ -18,7 +18,7 @@ of 1000 images, the memory that they free kept, or given back. fit: `benchmarks/
 import argparse
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -232,7 +232,12 @@ def data(options: argparse.Namespace) -> None:
 
 def main() -> None:
     compiled = partial(vit, compiled=True)
-    parts = {"vit": vit, "compiled": compiled, "senet": senet, "memory": memory}
+    parts: dict[str, Callable[[argparse.Namespace], None]] = {
+        "vit": vit,
+        "compiled": compiled,
+        "senet": senet,
+        "memory": memory,
+    }
     parts |= {"fit": fit.compare, "data": data}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}")

@@ -27,7 +27,8 @@ def blurred(sigma: float) -> Draw:
 
     def draw(rng: np.random.Generator, side: int) -> np.ndarray:
         noise = cv2.GaussianBlur(rng.normal(0, 1, (side, side, 3)), (0, 0), sigma * side / 1000)
-        return 128 + 50 * (noise - noise.mean()) / noise.std()
+        image: np.ndarray = 128 + 50 * (noise - noise.mean()) / noise.std()
+        return image
 
     return draw
 
@@ -40,7 +41,8 @@ def power(exponent: float) -> Draw:
         amplitudes = np.maximum(np.hypot(rows, columns), 1 / side)[..., None] ** -exponent
         waves = np.fft.rfft2(rng.normal(0, 1, (side, side, 3)), axes=(0, 1))
         noise = np.fft.irfft2(waves * amplitudes, (side, side), axes=(0, 1))
-        return 128 + 45 * (noise - noise.mean()) / noise.std()
+        image: np.ndarray = 128 + 45 * (noise - noise.mean()) / noise.std()
+        return image
 
     return draw
 

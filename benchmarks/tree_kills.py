@@ -48,13 +48,13 @@ def rows(path: Path) -> list[tuple[int, int]]:
             return []
 
 
-def started(words: Sequence[str], log: Path) -> subprocess.Popen:
+def started(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """Start a command in a process group of its own; what it says goes to a file."""
     with log.open("ab") as file:
         return subprocess.Popen(words, stdout=file, stderr=file, start_new_session=True)
 
 
-def wait_for(path: Path, count: int, process: subprocess.Popen) -> None:
+def wait_for(path: Path, count: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until a store has so many rows. Exits where the command ends before."""
     while len(found := rows(path)) < count:
         if process.poll() is not None:
@@ -62,7 +62,7 @@ def wait_for(path: Path, count: int, process: subprocess.Popen) -> None:
         time.sleep(0.05)
 
 
-def ended(process: subprocess.Popen, log: Path) -> None:
+def ended(process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait for a command. Exits where it fails."""
     if process.wait():
         sys.exit(f"status {process.returncode}: {log.read_text(errors='replace')[-2000:]}")
