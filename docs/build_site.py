@@ -23,6 +23,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ def on_files(files: Any, config: Any) -> Any:
         file = notebooks.KEPT / source.name if ran else source
         files.append(File.generated(config, f"notebooks/{source.name}", abs_src_path=str(file)))
         page = notebooks.page_of(source.stem, ran or nbformat.read(source, as_version=4))
-        for name, content in page.pictures.items():
-            files.append(File.generated(config, f"notebooks/{name}", content=content))
+        for name, picture in page.pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=picture))
         files.append(in_each_language(f"notebooks/{source.stem}.md", page.markdown, config))
     if language == "en":  # one copy, for the pages of all languages
         made = {f"learn/{name}.html": make() for name, make in INTERACTIVE.items()}
@@ -73,8 +74,8 @@ def on_files(files: Any, config: Any) -> Any:
         made |= {f"learn/words_{one}.js": languages.script(one) for one in languages.TRANSLATED}
         for name, content in made.items():
             files.append(File.generated(config, name, content=content))
-        for page in reference_pages.pages():
-            files.append(in_english(page, config))
+        for listed in reference_pages.pages():
+            files.append(in_english(listed, config))
     return files
 
 
@@ -82,12 +83,12 @@ def in_english(page: reference_pages.Page, config: Any) -> File:
     """A page that only English has; from it the other languages lead to the page above it."""
     hidden = InclusionLevel.NOT_IN_NAV
     file = File.generated(config, page.uri, content=page.markdown, inclusion=hidden)
-    file.locale, file.locale_alternate_of, file.alternates = "en", "en", {"en": file}
+    alternates = {"en": file}
     for language in languages.TRANSLATED:
         above = File.generated(config, f"reference/{page.parent}.md", content="")
         above.dest_uri = f"{language}/{above.dest_uri}"
-        file.alternates[language] = above
-    return file
+        alternates[language] = above
+    return known(file, "en", alternates)
 
 
 def on_nav(nav: Any, config: Any, files: Any) -> Any:
@@ -106,8 +107,13 @@ def in_each_language(name: str, content: str, config: Any) -> File:
         file = File.generated(config, name, content=content)
         file.dest_uri = file.dest_uri if language == "en" else f"{language}/{file.dest_uri}"
         made[language] = file
-    file = made[config.theme["language"]]
-    file.locale, file.locale_alternate_of, file.alternates = "en", config.theme["language"], made
+    language = config.theme["language"]
+    return known(made[language], language, made)
+
+
+def known(file: File, language: str, alternates: dict[str, File]) -> File:
+    """An English file with what the plugin of languages writes on those of the disk."""
+    vars(file).update(locale="en", locale_alternate_of=language, alternates=alternates)
     return file
 
 
@@ -231,7 +237,7 @@ class Recorder(cli.Parser):
                 added.append(add(*names, **given))
                 return added[-1]
 
-            group.add_argument = recorded
+            vars(group)["add_argument"] = recorded
         return group
 
 
@@ -336,7 +342,9 @@ def configs() -> str:
 
 def results() -> dict[str, list[dict[str, Any]]]:
     """What was measured, from results.json."""
-    return json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / "results.json").read_text(encoding="utf-8")
+    measured: dict[str, list[dict[str, Any]]] = json.loads(text)
+    return measured
 
 
 def runs() -> str:
@@ -482,8 +490,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "configs": configs,
     "shelf": shelf,
-    **{f"configs {part}": lambda part=part: configs_of(part) for part in PARTS},
-    **{f"measured configs {part}": lambda part=part: configs_of(part, True) for part in PARTS},
+    **{f"configs {part}": partial(configs_of, part) for part in PARTS},
+    **{f"measured configs {part}": partial(configs_of, part, measured=True) for part in PARTS},
 }
 
 
@@ -577,7 +585,9 @@ def board(name: str, language: str = "en") -> str:
 
 def code(name: str) -> str:
     """The source of the method vision_attn.NAME, without its docstring, and the same in Keras."""
-    source = textwrap.dedent(inspect.getsource(pydoc.locate(f"vision_attn.{name}")))
+    method = pydoc.locate(f"vision_attn.{name}")
+    assert callable(method), f"vision_attn.{name}: there is no such method"
+    source = textwrap.dedent(inspect.getsource(method))
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)
     said = function.body[0]

@@ -23,7 +23,9 @@ def words(language: str) -> dict[str, str]:
     """Return the words of the interface by the English ones; English has none."""
     if language == "en":
         return {}
-    return json.loads((DOCS / f"words_{language}.json").read_text(encoding="utf-8"))
+    text = (DOCS / f"words_{language}.json").read_text(encoding="utf-8")
+    translated: dict[str, str] = json.loads(text)
+    return translated
 
 
 def said(text: str, language: str) -> str:

@@ -243,7 +243,7 @@ def opened(weights: str, about: dict[str, Any], config: dict[str, Any], root: st
     """The run's data, normalised as they were when it learned."""
     words = [f"--data.{name}={json.dumps(config[name])}" for name in ("val_fraction", "seed")]
     words += [f"--data.source={json.dumps(config['source'])}", f"--data.root={root}"]
-    data = make_run("test", ["--ckpt_path", weights, *words]).datamodule
+    data: ImageData = make_run("test", ["--ckpt_path", weights, *words]).datamodule
     data.prepare_data()
     data.setup("test")
     data.load_state_dict({**{k: about[k] for k in ("classes", "preprocess")}, "place": None})

@@ -52,7 +52,7 @@ def main() -> int:
 
 def run(source: Path, kept: Path = KEPT) -> NotebookNode:
     """Run a notebook and keep it with its outputs. Raises RuntimeError if it writes to stderr."""
-    notebook = nbformat.read(source, as_version=4)
+    notebook: NotebookNode = nbformat.read(source, as_version=4)
     client = NotebookClient(
         notebook,
         timeout=SECONDS,

@@ -14,7 +14,8 @@ without a page. The pages are in English alone.
 import inspect
 import re
 import warnings
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -246,7 +247,7 @@ def inside_uri(module: str, stem: str) -> str:
 # ---------------------------------------------------------------- tables
 
 
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A Markdown table."""
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
@@ -359,17 +360,18 @@ FOR = {
 def tried() -> dict[str, nn.Module]:
     """Return small networks of each kind, of random weights."""
     torch.manual_seed(0)
-    size = {"image_size": 32, "patch_size": 8, "num_classes": 5, "dim": 12, "heads": 3}
-    networks = {
-        "vit": ViT(**size, depth=2),
+    vit = partial(ViT, image_size=32, patch_size=8, num_classes=5, dim=12, heads=3)
+    networks: dict[str, nn.Module] = {
+        "vit": vit(depth=2),
         "senet": SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4)),
         "spatial": SpatialCNN(num_classes=5),
-        "deeper": ViT(**size, depth=3),
+        "deeper": vit(depth=3),
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated, and still met
-        plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5))
-        plain[1].weight.data *= 100
+        linear = nn.Linear(3 * 32 * 32, 5)
+        linear.weight.data *= 100
+        plain = nn.Sequential(nn.Flatten(), linear)
         networks["opaque"] = torch.jit.trace(plain, torch.rand(1, 3, 32, 32))
     return {name: network.eval() for name, network in networks.items()}
 

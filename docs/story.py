@@ -136,8 +136,9 @@ def attention() -> list[Tensor]:
 def seen() -> dict[str, Any]:
     """Return the network's attention, a byte a weight; its rows are yet to be normalised."""
     *layers, readout = attention()
-    assert model().layout is not None
-    rows, columns = model().layout.grid
+    layout = model().layout
+    assert layout is not None
+    rows, columns = layout.grid
     return {
         "grid": [rows, columns],
         "layers": [text(as_bytes(layer.mean(0))) for layer in layers],

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -100,12 +101,10 @@ def test_the_kept_file_names_scripts_that_give_ratios(bench: ModuleType) -> None
 
 
 def test_a_clock_divides_ours_by_theirs_round_by_round(bench: ModuleType) -> None:
-    from types import SimpleNamespace
-
     from timing import Clock
 
     seconds = [0.0]
-    clock = Clock(SimpleNamespace(device="cpu", rounds=5, seconds=100), now=lambda: seconds[0])
+    clock = Clock(Namespace(device="cpu", rounds=5, seconds=100), now=lambda: seconds[0])
 
     def lasts(duration: float) -> Callable[..., Any]:
         def run() -> None:

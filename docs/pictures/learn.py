@@ -8,6 +8,7 @@ that comes along (vision_attn:vit_planted), or, for `gates`, one trained here fo
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 
@@ -30,16 +31,22 @@ from vision_attn.types import TokenLayout
 HERE = Path(__file__).parent / "learn"
 MODEL = "vision_attn:vit_planted"
 SHOWN = 6  # of the planted test images
-STYLE = {
-    "svg.hashsalt": "vision_attn",  # the same file each time
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9,
-    "axes.titleweight": "bold",
-}
 BLUE, RED, GREY = "#2b3fb0", "#d9480f", "#8a8d99"
+
+
+def style() -> AbstractContextManager[None]:
+    """Set matplotlib's defaults while a picture is drawn."""
+    return mpl.rc_context(
+        {
+            "svg.hashsalt": "vision_attn",  # the same file each time
+            "svg.fonttype": "none",
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.titlesize": 9,
+            "axes.titleweight": "bold",
+        }
+    )
 
 
 def one_vector() -> Figure:
@@ -50,11 +57,13 @@ def one_vector() -> Figure:
     attend = attn.Attend(attn.ScaledDot(head_dim=width))
 
     def last(x: Tensor) -> Tensor:
-        return encoder(x)[0][0, -1]
+        state: Tensor = encoder(x)[0][0, -1]
+        return state
 
     def attended(x: Tensor) -> Tensor:
         states = encoder(x)[0][:, None]
-        return attend(states[:, :, -1:], states, states)[0, 0, 0]
+        context: Tensor = attend(states[:, :, -1:], states, states)[0, 0, 0]
+        return context
 
     x = torch.randn(1, length, width)
     figure, axes = plt.subplots(figsize=(6.4, 2.6), layout="constrained")
@@ -330,7 +339,8 @@ class Gated(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         squeezed = self.squeeze(self.stem(x))
         mask = self.mask.gate(squeezed)
-        return self.head((squeezed * mask).sum((2, 3)) / mask.sum((2, 3)))
+        logits: Tensor = self.head((squeezed * mask).sum((2, 3)) / mask.sum((2, 3)))
+        return logits
 
 
 def gates() -> Figure:
@@ -414,8 +424,10 @@ def rollout() -> Figure:
 def maps() -> Figure:
     """One image and one class by eight methods."""
     image, _, _ = asked()
-    names = ("RawAttention", "Rollout", "WeightedRollout", "GradientRollout")
-    names += ("Relevance", "LeGrad", "GradCAM", "Occlusion")
+    names = (
+        *("RawAttention", "Rollout", "WeightedRollout", "GradientRollout"),
+        *("Relevance", "LeGrad", "GradCAM", "Occlusion"),
+    )
     found = load_model(MODEL).explain(image, names)
     figure, grid = plt.subplots(2, 4, figsize=(8, 4.4), layout="constrained", dpi=110)
     for axes, name in zip(grid.flat, names, strict=True):
@@ -536,7 +548,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 def main() -> None:
     wanted = sys.argv[1:] or list(PICTURES)
     mpl.use("agg")
-    with mpl.rc_context(STYLE):
+    with style():
         for name in wanted:
             if name not in PICTURES:
                 sys.exit(f"{name}: expected one of {', '.join(PICTURES)}")

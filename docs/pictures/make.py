@@ -152,6 +152,7 @@ def moving(test: planted.PlantedImages) -> list[Image.Image]:
         tab.wait_for_selector("html[data-ready]")
         stage = tab.locator(".stage").first
         size = stage.bounding_box()
+        assert size is not None
         for x, y in WALK:
             stage.click(position={"x": x * size["width"], "y": y * size["height"]})
             tab.wait_for_timeout(300)
@@ -232,8 +233,8 @@ def recorded() -> list[tuple[Image.Image, int]]:
         browser = browsers.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        size = {"width": 800, "height": 480}
-        tab = browser.new_context(viewport=size, bypass_csp=True).new_page()
+        window = browser.new_context(viewport={"width": 800, "height": 480}, bypass_csp=True)
+        tab = window.new_page()
 
         def shoot(milliseconds: int, opacity: float = 0.3) -> None:
             tab.evaluate(f"changeLook({{ opacity: {opacity} }})")
@@ -251,6 +252,7 @@ def recorded() -> list[tuple[Image.Image, int]]:
         shoot(1200, 0)
         shoot(2200, 0.9)
         size = tab.locator(".stage").first.bounding_box()
+        assert size is not None
         for _ in range(DABS):
             x, y = tab.evaluate(BRIGHTEST)
             tab.mouse.move(size["x"] + x * size["width"], size["y"] + y * size["height"])
@@ -341,7 +343,9 @@ def work() -> None:
 
 def training_work(run: dict[str, Any]) -> float:
     """PFLOP; from published operations an image, three times a forward pass for each of 50,000."""
-    return run["pflop"] if "pflop" in run else 6 * run["gmac"] * run["epochs"] * 50_000 / 1e6
+    if "pflop" in run:
+        return float(run["pflop"])
+    return float(6 * run["gmac"] * run["epochs"] * 50_000 / 1e6)
 
 
 def record() -> None:

@@ -14,15 +14,16 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from torch import Tensor
 
 from vision_attn.methods import Rollout
 from vision_attn.models import ViT
 from vision_attn.tokens import record_attention, trace_tokens
-from vision_attn.tokens.path.chain import PropagationRule
+from vision_attn.tokens.path.chain import Chain, Patches, PropagationRule
 from vision_attn.tokens.path.traced import follow
+from vision_attn.tokens.record.calls import AttentionCall
 
 HERE = Path(__file__).parent
-STYLE = {"svg.hashsalt": "vision_attn", "svg.fonttype": "none", "font.size": 8}
 BLUE, RED, GREY = "#2b3fb0", "#d9480f", "#8a8d99"
 SIZE, PATCH = (16, 24), 8
 NAMES = ("tokens", "after call 0", "after call 1")
@@ -70,11 +71,13 @@ def tokens() -> Figure:
     return figure
 
 
-def shares_of(chain) -> list[list[float]]:
+def shares_of(chain: Chain) -> list[list[float]]:
     """The shares of the tokens ahead of each call and after the last, as Rollout carries them."""
     method = Rollout()
 
-    def step(layer, call, rows, windows, patches):
+    def step(
+        layer: int, call: AttentionCall, rows: Tensor, windows: int, patches: Patches
+    ) -> Tensor:
         return rows @ call.weights().mean(1)
 
     rule = PropagationRule(step, method.residual, 1 - method.residual)
@@ -122,7 +125,7 @@ def call(axes: Axes, left: float, right: float, weights: list[float], number: in
 
 def main() -> None:
     mpl.use("agg")
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context({"svg.hashsalt": "vision_attn", "svg.fonttype": "none", "font.size": 8}):
         figure = tokens()
         figure.savefig(HERE / "tokens.svg", metadata={"Date": None})
     print(HERE / "tokens.svg")

@@ -21,6 +21,7 @@ SHARE = 1 / 3  # of the cells that are covered, the brightest first
 
 def main() -> None:
     model = vision_attn.load_model(NETWORK)
+    assert model.trust is not None  # the network of the package was scored
     photo = vision_attn.sample(PHOTO)
     found = model.explain(photo, METHODS)
     (name, before), *_ = found.classes(1)

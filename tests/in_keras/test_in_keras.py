@@ -63,6 +63,7 @@ def test_a_snippet_is_short_narrow_and_stands_alone(name: Any) -> None:
     assert {one.module if isinstance(one, ast.ImportFrom) else "keras" for one in imports} == {
         "keras"
     }
+    assert isinstance(node, ast.ClassDef | ast.FunctionDef)
     assert "->" in (ast.get_docstring(node) or ""), "say the shapes that come and go"
 
 
