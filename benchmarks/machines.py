@@ -156,19 +156,30 @@ def key_ratios(clock: Clock) -> Iterator[KeyRatio]:
         yield clock.rates("vision-attn explain / import torch", command, torchs)
 
 
+# A process counts what its parent held when it was started as its own: a small one stands between.
+MEASURED = """
+import os, sys
+child = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, *sys.argv[1:]])
+_, status, usage = os.wait4(child, 0)
+with open("usage", "w") as file:
+    print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss, file=file)
+raise SystemExit(os.waitstatus_to_exitcode(status) != 0)
+"""
+
+
 def resources(words: Sequence[str], bytecode: str) -> tuple[float, float]:
     """CPU seconds and MB at most of Python with these words, in a folder of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": bytecode}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(
-            [sys.executable, *words], cwd=folder, env=environment, stdout=subprocess.DEVNULL
+        measured = [sys.executable, "-S", "-c", MEASURED, *words]
+        done = subprocess.run(
+            measured, cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=False
         )
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(words)} failed")
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+        if done.returncode:
+            raise SystemExit(f"{' '.join(words)} failed")
+        seconds, kilobytes = map(float, (Path(folder) / "usage").read_text().split())
+    return seconds, kilobytes / 1024
 
 
 def ways_of(before: str | None, place: Path) -> list[Way]:
