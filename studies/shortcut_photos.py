@@ -130,6 +130,7 @@ class Marked(Samples):
 
 def study() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--data", default=".data", metavar="DIR", help="where imagenette160 lies")
     parser.add_argument("--runs", type=Path, default=Path("outputs/cues"), metavar="DIR")
     parser.add_argument("--images", type=int, default=100, help="photos of each class")
@@ -143,7 +144,7 @@ def study() -> None:
     folder = Path(args.data).resolve() / "imagenette160"
     models = {
         (network, kind): load_model(trained(args, network, kind))
-        for network in NETWORKS
+        for network in args.networks
         for kind in KINDS
     }
     scores = {
@@ -151,14 +152,14 @@ def study() -> None:
         for which, model in models.items()
         for pasted in CUES
     }
-    tables = [f"\n### {network}\n\n{table(scores, network)}" for network in NETWORKS]
+    tables = [f"\n### {network}\n\n{table(scores, network)}" for network in args.networks]
     section = SECTION.format(
         share="all" if args.share == 1 else f"{args.share:.0%}",
         cues="; ".join(f"a {one.what} says {one.words}" for one in CUES),
         accuracy=accuracy(models, folder, args.images),
         images=args.images,
         tables="\n".join(tables),
-        verdict="\n".join(verdict(scores, network) for network in NETWORKS),
+        verdict="\n".join(verdict(scores, network) for network in args.networks),
     )
     (args.output / "pictures").mkdir(parents=True, exist_ok=True)
     render.save(picture(models, folder), args.output / "pictures" / "shortcut_photos.jpg")
@@ -358,7 +359,7 @@ def rows_of(
     """The rows of the picture: both kinds of a network beneath each other."""
     return [
         ((network, kind, pasted), models[network, kind])
-        for network in NETWORKS
+        for network in dict.fromkeys(network for network, _ in models)
         for pasted in CUES[:2]
         for kind in KINDS
     ]
