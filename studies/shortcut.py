@@ -61,6 +61,10 @@ no more than its area. A map *points at the mark* if its maximum is on it, or wi
 The object is outlined in white, the mark in yellow. The upper row of each image is the honest
 network, the lower row the one that cheats.
 
+GradCAM, GradCAMPlusPlus, XGradCAM, HiResCAM and LayerCAM read the tokens that these networks
+classify by, after the last block. They say which tokens hold evidence for the class then, not where
+it came from: attention may have carried what one patch shows to all others.
+
 This page is written by `python studies/shortcut.py`, which scores both networks. The whole
 tables, with deletion, insertion and the pointing game, are then in
 {tables}.

@@ -65,7 +65,8 @@ class ClassActivationMap(Explainer):
             convolutional network makes (pools excepted). In a transformer that classifies by its
             patches, by their mean or an attention pool, it takes the tokens as they are read: what
             the last norm gives, or the last block where the norm follows the mean. The divisors of
-            norms behind them are constants in the gradient, which would cancel otherwise. In a
+            norms behind them are constants in the gradient, which would cancel otherwise. Such a map
+            says which tokens hold evidence at the end, not where attention brought it from. In a
             transformer that classifies by a class token it takes the norm before the last
             attention: there the class token has not yet read the patches, so the gradient reaches
             them; where norms follow the attention (post-norm), the output of the block before the
