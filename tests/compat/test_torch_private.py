@@ -317,6 +317,16 @@ def test_forward_hooks_are_found_or_nobody_knows(without: Callable[..., Any]) ->
     assert reaches.forward_hooks(network.modules()) is None
 
 
+def test_a_part_knows_its_whole(without: Callable[..., Any]) -> None:
+    whole = torch.zeros(3, 5)
+    part = whole[1:, :2]
+    lost = gone("torch.Tensor._base", "constants around a part that is written are not counted")
+    assert reaches.whole_of(part) is whole, lost
+    assert reaches.whole_of(whole) is whole
+    without("BASE")
+    assert reaches.whole_of(part) is part
+
+
 def test_a_copy_has_no_hooks_of_any_kind() -> None:
     calls: list[Any] = []
     network = hooked(calls)

@@ -114,6 +114,36 @@ def test_shares_and_constants_are_the_logit_at_the_first_level() -> None:
     assert maps.completeness_gap.min() > 1e-3
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda x: F.pad(x, (0, 3), value=0.7)[..., 3:],
+        lambda x: nn.ConstantPad1d((3, 0), 0.7)(x)[..., :-3],
+        lambda x: x + torch.arange(x.shape[1])[:, None],
+        lambda x: torch.full_like(x, 0.7).add_(x),
+        lambda x: x.clamp(min=torch.full_like(x[0, 0], 0.7)),
+    ],
+)
+def test_constants_that_the_network_makes_as_it_runs_are_counted(spoil: Callable[..., Any]) -> None:
+    network, image = timm_vit(), torch.randn(2, 3, 28, 28).double()
+    network.blocks[1].mlp.drop1 = Spoiling(spoil)
+    assert not torch.allclose(network(image), timm_vit()(image))
+    maps = LibraGradient(check=True)(network, image, CLASS)
+    assert maps.completeness_gap is not None
+    assert maps.completeness_gap.max() < 1e-12
+
+
+class Spoiling(nn.Module):
+    """A function of values as a layer."""
+
+    def __init__(self, spoil: Callable[..., Any]) -> None:
+        super().__init__()
+        self.spoil = spoil
+
+    def forward(self, x: Any) -> Any:
+        return self.spoil(x)
+
+
 class LogSum(nn.Module):
     """Of channels beside each other; it is no gate times its input."""
 

@@ -30,7 +30,7 @@ CHILDREN, PARAMETERS, BUFFERS = "_modules", "_parameters", "_buffers"  # of nn.M
 COMPILED_CALL = "_compiled_call_impl"  # of nn.Module, once `compile` was called
 COMPILED_FROM = "_orig_mod"  # of what torch.compile(module) returns
 UNSAVED = "_non_persistent_buffers_set"  # of nn.Module
-VERSION = "_version"  # of Tensor
+VERSION, BASE = "_version", "_base"  # of Tensor
 FIND_COMPILER = "get_cpp_compiler"  # of torch._inductor.cpp_builder
 CHECKPOINTS, REENTRANT = "torch.utils.checkpoint", "CheckpointFunction"
 OTHER_CHECKPOINTS = (  # where `use_reentrant=False`: one a version
@@ -173,6 +173,16 @@ def write_count(tensor: Tensor) -> int | None:
     Without the reach None, and whoever asks has to expect that it was.
     """
     return None if tensor.is_inference() else getattr(tensor, VERSION, None)
+
+
+def whole_of(x: Tensor) -> Tensor:
+    """The tensor that a view is a part of; one that is no view, itself.
+
+    No public attribute tells, and what is written into a part changes the whole. Without the reach
+    the part stands for it: constants around it are missing from LibraGradient's account.
+    """
+    base: Tensor | None = getattr(x, BASE, None)
+    return x if base is None else base
 
 
 def without_hooks(network: nn.Module) -> dict[int, Any]:

@@ -44,7 +44,8 @@ class LibraGradient(Explainer):
     Args:
         check: Whether to measure the map's `completeness_gap` before it is smoothed, by one more
             run of each image: |s - sum h . g - sum b . g| / max(|s|, sum |h . g|) at the first
-            level, b the additive parameters. Where a network has an operation without a rule it is
+            level, b the additive constants: parameters, and what the network makes as it runs, such
+            as the value of a padding. Where a network has an operation without a rule it is
             measured in any case, and a warning names the operation if there is a gap.
         smooth: The standard deviation in cells of the Gaussian that the map is smoothed by; 0
             leaves it as it is.

@@ -29,6 +29,13 @@ BREAKING = {
     "an exponential of what is added": (lambda x: x + (x @ Q).exp().mean(-1, keepdim=True), "exp"),
     "weights that are added": (lambda x: x + x.softmax(-1), "softmax"),
     "what the network itself holds": (lambda x: x + (x @ Q).detach(), "detach"),
+    "a distance from a constant": (lambda x: F.pairwise_distance(x[0], Q[:5]), "pairwise_distance"),
+    "a difference from one, by size": (lambda x: F.l1_loss(x[0], Q[:5], reduction="none"), "l1_loss"),
+    "a batch norm of torch's own": (lambda x: torch.native_batch_norm(x, Q[0, :5], Q[1, :5], Q[2, :5], Q[3, :5].abs(), False, 0.1, 1e-5)[0], "native_batch_norm"),
+    "padded as a sequence": (lambda x: nn.utils.rnn.pad_sequence([x[0], x[0, :3]], padding_value=0.7), "pad_sequence"),
+    "places of a map": (lambda x: F.grid_sample(x[None], x[:1, None, :, :2].tanh(), align_corners=False), "grid_sample"),
+    "over what is held": (lambda x: torch.addcdiv(x, Q[:5], 1 + x.abs()), "addcdiv"),
+    "times what is held": (lambda x: torch.addcmul(x, Q[:5], x.softmax(-1)), "softmax"),
     "an inverse that takes a place": (lambda x: torch.where(x > 0, x, (2 + x.abs()).reciprocal()), "reciprocal"),
 }  # fmt: skip
 WHOLE = {

@@ -3,7 +3,7 @@
 Axes: b batch.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,53 +11,25 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from vision_attn.compat.torch_private import whole_of
+from vision_attn.tokens.gradients.constants import (
+    AFFINE,
+    BIASED,
+    BIASES,
+    WRITING,
+    joined,
+    with_weight_held,
+)
 from vision_attn.tokens.gradients.mode import HeldGradients, Mark, tensors_in
 from vision_attn.tokens.gradients.rules import flows, functions
 
-__all__ = ["Account", "CountedGradients", "Holders", "account_of", "joined"]
+__all__ = ["Account", "CountedGradients", "Holders", "account_of"]
 
-SUMS = functions("add sub subtract rsub radd iadd isub")  # which take numbers, too
-# Where a constant may join values: at these places among the arguments, None at all of them.
-JOINS: dict[Callable[..., Any], tuple[int, ...] | None] = {
-    **dict.fromkeys(
-        SUMS
-        | functions(
-            "cat concat concatenate stack hstack vstack dstack column_stack maximum minimum max "
-            "min fmax fmin where masked_fill masked_scatter scatter scatter_add index_put "
-            "index_add index_copy setitem"
-        ),
-        None,
-    ),
-    **dict.fromkeys(functions("addmm addbmm addmv addr baddbmm addcmul addcdiv"), (0,)),
-    **dict.fromkeys(functions("lerp"), (0, 1)),
-    **dict.fromkeys(functions("linear conv1d conv2d conv3d"), (2,)),
-    **dict.fromkeys(functions("conv_transpose1d conv_transpose2d conv_transpose3d"), (2,)),
-}
-NAMED = ("bias", "other", "input", "value", "source", "src")  # the same, given by name
 # What takes a value's shape, not the value.
 SHAPES = functions(
     "new_zeros new_ones new_full new_empty new_tensor zeros_like ones_like full_like empty_like "
     "rand_like randn_like randint_like"
 )
-# Numbers that join values as tensors do, by their positions among the arguments.
-NUMBERS: dict[Callable[..., Any], tuple[int, ...]] = {
-    **dict.fromkeys(SUMS, (0, 1)),
-    torch.where: (1, 2),
-    Tensor.where: (0, 2),
-    **dict.fromkeys(functions("masked_fill setitem"), (2,)),
-}
-
-
-def joined(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[Tensor]:
-    """List the tensors among the arguments that join values, if the function joins any."""
-    if func in JOINS:
-        positions = JOINS[func]
-        yield from tensors_in(
-            args if positions is None else [args[i] for i in positions if i < len(args)]
-        )
-        yield from tensors_in([kwargs[name] for name in NAMED if name in kwargs])
 
 
 class Holders:
@@ -84,6 +56,24 @@ class Holders:
         name: str | None = self._names.get(x)
         return name
 
+    def joining(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[int, str]:
+        """Name what held the tensors that join values without a gradient, by their `id`.
+
+        A constant is held by what weighs it, too.
+        """
+        names = {}
+        for x, weight in joined(func, args, kwargs):
+            if flows(x) or not (x.is_floating_point() or x.is_complex()):
+                continue
+            name = self.of(x)
+            if name is None and isinstance(weight, Tensor):
+                name = func.__name__ if flows(weight) else self.of(weight)
+            if name is not None:
+                names[id(x)] = name
+        return names
+
     def follow(
         self,
         func: Callable[..., Any],
@@ -99,16 +89,31 @@ class Holders:
             name = func.__name__
         if name is not None and func not in SHAPES:
             for x in [args[0]] if func is Tensor.__setitem__ else tensors_in((out,)):
-                if not x.requires_grad:
-                    self.hold(x, name)
+                for written in (x, whole_of(x) if args and x is args[0] else x):
+                    if not written.requires_grad:
+                        self.hold(written, name)
+
+
+class JoinedConstants(torch.autograd.Function):
+    """A value as it is, whose gradient is also that of the constants in it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *constants: Tensor) -> Tensor:
+        ctx.count = len(constants)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return (gradient,) * (1 + ctx.count)
 
 
 class CountedGradients(HeldGradients):
-    """The gradient rules, with a leaf in the place of each constant that joins values.
+    """The gradient rules, with a leaf for all constants that join values, function by function.
 
     After a run `constants` holds the leaves of what does not depend on the image, and `held` those
     of what does although no gradient flows through it, each with the name of the function that held
-    it: what joins values so is in no share.
+    it: what joins values so is in no share. A function that is linear but for constants has what it
+    gives at 0 as its leaf; a bias or another bound is a leaf itself.
 
     Args:
         image: What the run is given.
@@ -120,8 +125,8 @@ class CountedGradients(HeldGradients):
         >>> x = torch.tensor([1.0, 3.0], requires_grad=True)
         >>> with CountedGradients(x) as counted:
         ...     y = 2 * x + 5
-        >>> [leaf.item() for leaf in counted.constants]
-        [5.0]
+        >>> [leaf.tolist() for leaf in counted.constants]
+        [[5.0, 5.0]]
     """
 
     counts = True
@@ -138,9 +143,18 @@ class CountedGradients(HeldGradients):
         """Run a function by its rule, with leaves for the constants that it adds."""
         operands = [*tensors_in(args), *tensors_in(kwargs)]
         flowing = [x for x in operands if flows(x)]
-        if flowing and func in JOINS:
+        leaves: list[Tensor] = []
+        if flowing and func in AFFINE:
+            self._begin_writing(func, args)
+            if not all(map(flows, (*args, *kwargs.values()))):  # values alone give 0 at 0
+                leaves = self._at_zero(func, args, kwargs)
+        elif flowing and func in BIASED:
             args, kwargs = self._with_leaves(func, args, kwargs, flowing[0].dtype)
         out = super().run(func, args, kwargs)
+        if leaves and func in WRITING:
+            args[0].copy_(JoinedConstants.apply(args[0], *leaves))
+        elif leaves:
+            out = self.mark(JoinedConstants.apply(out, *leaves), self.strength(out))
         self._holders.follow(func, args, operands, out, bool(flowing))
         return out
 
@@ -156,13 +170,57 @@ class CountedGradients(HeldGradients):
             value = torch.tensor(float(value), dtype=torch.float64, device="cpu")
         if not isinstance(value, Tensor) or not value.is_floating_point() or flows(value):
             return value
-        holder = self._holders.of(value)
+        return self._leaf(value, self._holders.of(value))
+
+    def _leaf(self, value: Tensor, holder: str | None) -> Tensor:
         leaf = value.detach().requires_grad_()
         if holder is None:
             self.constants.append(leaf)
         else:
             self.held.append((holder, leaf))
         return leaf
+
+    def _begin_writing(self, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Have a constant, into which values are about to be written, flow as a copy of a leaf."""
+        if func in WRITING and not flows(args[0]):
+            whole = whole_of(args[0])
+            holder = self._holders.of(whole) or self._holders.of(args[0])
+            whole.copy_(self._leaf(whole.clone(), holder))
+            _ = args[0].grad_fn  # torch learns here that the part was written, too
+
+    def _at_zero(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Tensor]:
+        """Make leaves of what a function gives where its values are 0: one for each holder."""
+        names = self._holders.joining(func, args, kwargs)
+        args, kwargs = with_weight_held(func, args, kwargs)
+
+        def at_zero(*without: str) -> Tensor:
+            def zero(x: Any) -> Any:
+                if isinstance(x, list | tuple):
+                    return tuple(map(zero, x)) if isinstance(x, tuple) else [*map(zero, x)]
+                if not isinstance(x, Tensor):
+                    return x
+                zeroed = flows(x) or names.get(id(x)) in without
+                return torch.zeros_like(x) if zeroed else x
+
+            zeros = tuple(map(zero, args))
+            out = func(*zeros, **{key: zero(x) for key, x in kwargs.items()})
+            result: Tensor = zeros[0] if func in WRITING else out
+            return result
+
+        holders = list(dict.fromkeys(names.values()))
+        leaves = []
+        with torch.no_grad():
+            rest = at_zero(*holders)
+            if rest.any():
+                leaves.append(self._leaf(rest, None))
+            for count, holder in enumerate(holders):
+                more = at_zero(*holders[count + 1 :])
+                part = (more - rest).where(more != rest, 0)  # of infinity too
+                leaves.append(self._leaf(part, holder))
+                rest = more
+        return leaves
 
     def _with_leaves(
         self,
@@ -171,25 +229,19 @@ class CountedGradients(HeldGradients):
         kwargs: dict[str, Any],
         dtype: torch.dtype,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        joins, numbers = JOINS[func], NUMBERS.get(func, ())
+        positions = BIASED[func]
 
-        def leaf(x: Any, number: bool = False) -> Any:
-            if isinstance(x, list | tuple):
-                return type(x)(map(leaf, x))
-            if isinstance(x, Tensor) and x.is_floating_point() and self._holders.of(x) is None:
-                x = x.to(torch.promote_types(x.dtype, dtype)) if x.ndim else x
-            return self.constant(x) if isinstance(x, Tensor) or number else x
+        def leaf(x: Any) -> Any:
+            if not isinstance(x, Tensor) or flows(x):
+                return x
+            name = self._holders.of(x)
+            return self._leaf(x.to(torch.promote_types(x.dtype, dtype) if x.ndim else dtype), name)
 
-        written = func.__name__.endswith("_")  # over the first, which cannot become a leaf
         args = tuple(
-            leaf(x, index in numbers)
-            if (joins is None or index in joins) and not (written and index == 0)
-            else x
+            leaf(x) if positions is None or index in positions else x
             for index, x in enumerate(args)
         )
-        return args, {
-            name: leaf(x, bool(numbers)) if name in NAMED else x for name, x in kwargs.items()
-        }
+        return args, {name: leaf(x) if name in BIASES else x for name, x in kwargs.items()}
 
 
 @dataclass(frozen=True)
@@ -233,9 +285,7 @@ def account_of(score: Tensor, level: Tensor, channels: int, counted: CountedGrad
     products = [
         torch.zeros(1, dtype=torch.float64, device="cpu")
         if gradient is None
-        else (value.detach().double() * gradient.double()).where(
-            gradient != 0, 0
-        )  # of infinity too
+        else product_of(value.detach(), gradient)
         for value, gradient in zip([level, *leaves], gradients, strict=True)
     ]
     shares, *parts = products
@@ -250,3 +300,14 @@ def account_of(score: Tensor, level: Tensor, channels: int, counted: CountedGrad
         sum((float(part.sum()) for part in parts[:count]), 0.0),
         held,
     )
+
+
+def product_of(value: Tensor, gradient: Tensor) -> Tensor:
+    """Multiply a value and its gradient in float64; 0 where the gradient is, of infinity too.
+
+    Of complex numbers the parts are multiplied, and added in their last axis.
+    """
+    if value.is_complex():
+        value, gradient = torch.view_as_real(value), torch.view_as_real(gradient)
+        return product_of(value, gradient).sum(-1)
+    return (value.double() * gradient.double()).where(gradient != 0, 0)

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
-from vision_attn.tokens.gradients.completeness import Holders, joined
+from vision_attn.compat.torch_private import whole_of
+from vision_attn.tokens.gradients.completeness import Holders
 from vision_attn.tokens.gradients.mode import HeldGradients, Mark, tensors_in
 from vision_attn.tokens.gradients.rules import HELD, flows, functions
 
@@ -90,9 +91,10 @@ class GraphMode(HeldGradients):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        out = super().__torch_function__(func, types, args, kwargs)
+        kwargs = kwargs or {}
+        out = super().__torch_function__(func, types, args, dict(kwargs))  # rules take from it
         if self.in_scope and not self._depth:
-            self._note(func, args, kwargs or {}, out)
+            self._note(func, args, kwargs, out)
             self.calls += 1
         return out
 
@@ -109,9 +111,7 @@ class GraphMode(HeldGradients):
         operands = [*tensors_in(args), *tensors_in(kwargs)]
         flowing = any(map(flows, operands))
         if flowing:
-            for x in joined(func, args, kwargs):
-                if x.is_floating_point() and not flows(x) and (name := self._holders.of(x)):
-                    self.held[name] = None
+            self.held |= dict.fromkeys(self._holders.joining(func, args, kwargs).values())
         self._holders.follow(func, args, operands, out, flowing)
         weighs = any(x in self._weights for x in operands)
         weighted_sum = func in WEIGHTED_SUMS and weighs and flowing
@@ -124,6 +124,8 @@ class GraphMode(HeldGradients):
             changed = self._in_memory.get(first.untyped_storage().data_ptr())
             if changed is not None:
                 changed.changed = True
+            if flows(whole := whole_of(first)):
+                self.names.setdefault(whole.grad_fn, func.__name__)
         for x in outs:
             mark = self._mark_of(func, x)
             if x.requires_grad:

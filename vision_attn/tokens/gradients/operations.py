@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from vision_attn.tokens.gradients.constants import JOINS
 from vision_attn.tokens.gradients.graph import GraphMode
 from vision_attn.tokens.gradients.rules import RULES
 
@@ -34,6 +35,7 @@ LINEAR = named(
     "GridSampler2D ScaledDotProductFlashAttentionForCpu ScaledDotProductFlashAttention "
     "ScaledDotProductEfficientAttention ScaledDotProductCudnnAttention "
     "ScaledDotProductFusedAttentionOverrideable ScaledDotProductAttentionMath SumToSize ExpandAs "
+    "IndexFill Fill Zero FillDiagonal Put DiagonalScatter BlockDiag ConvTbc "
     "ViewAs Identity ChannelScale SqueezeMultiple Trilinear TransposeCopy ViewDtype Chunk"
 )
 HOMOGENEOUS = named(
@@ -42,9 +44,17 @@ HOMOGENEOUS = named(
     "Maximum Minimum Fmax Fmin Topk Sort Median Kthvalue LinalgVectorNorm Norm Clamp "
     "ClampMin Aminmax MkldnnMaxPool2D"
 )
-PRODUCTS = named("Mul Div Mm Bmm Mv Dot Addmm Addbmm Addmv Addr Baddbmm Addcmul Addcdiv")
+PRODUCTS = named(
+    "GridSampler2D Mul Div Mm Bmm Mv Dot Addmm Addbmm Addmv Addr Baddbmm Addcmul Addcdiv"
+)
+JOINING = named(  # what makes one value of several: a constant, where one alone is in the graph
+    "Add Sub Rsub Cat Stack Where MaskedFill MaskedScatter ConstantPadNd Scatter ScatterAdd "
+    "IndexPut IndexAdd IndexCopy SliceScatter SelectScatter Lerp CopySlices NativeBatchNorm "
+    "CudnnBatchNorm MiopenBatchNorm"
+)
 OWN = named("HeldNorm Gated")
 RULED = {func.__name__ for func in RULES}
+COUNTED = RULED | {func.__name__ for func in JOINS}
 ENDS = named("AccumulateGrad Error NotImplemented")
 
 
@@ -56,9 +66,9 @@ def kind_of(node: Any) -> str:
 def unknown_operations(order: Sequence[Any], mode: GraphMode) -> list[str]:
     """List the functions of a run that share out less than they give, each once.
 
-    They are those whose graph has a node without a rule, a product or quotient of two values made
-    inside a function that has none, and those whose results are held and then join values. order:
-    the nodes, each before what it was made of.
+    They are those whose graph has a node without a rule, a product or quotient of two values or a
+    sum with a constant made inside a function that has none, and those whose results are held and
+    then join values. order: the nodes, each before what it was made of.
     """
     names: dict[Any, str] = {}
     unknown: dict[str, None] = {}
@@ -69,6 +79,7 @@ def unknown_operations(order: Sequence[Any], mode: GraphMode) -> list[str]:
         kind = kind_of(node)
         parts = sum(part is not None for part, _ in node.next_functions)
         alone = kind in PRODUCTS and parts > 1 + kind.startswith("Add") and name not in RULED
-        if kind not in LINEAR | HOMOGENEOUS | OWN | ENDS or alone:
+        constant = kind in JOINING and parts < 2 and name not in COUNTED
+        if kind not in LINEAR | HOMOGENEOUS | OWN | ENDS or alone or constant:
             unknown[name or kind] = None
     return list(unknown | mode.held)

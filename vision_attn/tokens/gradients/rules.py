@@ -9,7 +9,7 @@ Axes: b batch, c channels, n tokens, d width of a token.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,7 +21,20 @@ from torch.nn import functional as F
 from vision_attn.attention.channels import channel_scale
 from vision_attn.tokens.record.sdpa import SDPAInputs, multi_head_attention
 
-__all__ = ["HELD", "NORM_RULES", "RULES", "Rule", "Tracking", "flows", "functions"]
+__all__ = [
+    "DIVIDE_AND_ADD",
+    "HELD",
+    "MULTIPLY_AND_ADD",
+    "NORM_RULES",
+    "RULES",
+    "Rule",
+    "Tracking",
+    "detached",
+    "flows",
+    "functions",
+    "with_ends",
+    "with_operands",
+]
 
 
 class Tracking(ABC):
@@ -63,6 +76,7 @@ def flows(x: Any) -> bool:
 
 
 def detached(x: Any) -> Any:
+    """Return a tensor held constant, anything else as it is."""
     return x.detach() if isinstance(x, Tensor) else x
 
 
@@ -206,6 +220,24 @@ def batch_norm(
         return scaled
 
     return run(*args, **kwargs)
+
+
+def affine_first(rule: Rule, func: Callable[..., Any]) -> Rule:
+    """Make the rule of a norm that has weight and bias before its statistics, by that of `func`."""
+
+    def reordered(
+        _func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+    ) -> Any:
+        def run(
+            input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any,
+            training: bool, momentum: float, eps: float, cudnn_enabled: bool = True,
+        ) -> Any:  # fmt: skip
+            statistics = (running_mean, running_var, weight, bias, training, momentum, eps)
+            return rule(func, (input, *statistics), {}, tracking)
+
+        return run(*args, **kwargs)
+
+    return reordered
 
 
 def by_statistics(
@@ -409,13 +441,13 @@ def activation_rule(activation: Activation) -> Rule:
         at_zero = activation.at_zero
         if name.startswith(("pow", "__pow__")) and not _is_power(args, kwargs):
             return held(func, (x, *args), kwargs, tracking)
-        if name.startswith(("clamp", "clip")) and is_relu(args, kwargs, name):
+        if name.startswith(("clamp", "clip")) and is_relu(*bounds_of(func, (x, *args), kwargs)[1:]):
             return func(x, *args, **kwargs)
         if at_zero is None:
             at_zero = float(run(torch.zeros(1, dtype=torch.float64, device="cpu")).reshape(-1)[0])
         out = Gated.apply(x, run, at_zero, activation.slope)
         if at_zero and tracking.counts:
-            out = out - at_zero + tracking.constant(at_zero)
+            out = out - at_zero + tracking.constant(at_zero).to(out.dtype)
         if in_place:
             out = x.copy_(out)
         return tracking.mark(out, activation.strength)
@@ -464,12 +496,34 @@ def _is_power(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return isinstance(exponent, int | float) and exponent > 0
 
 
-def is_relu(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> bool:
+def clamped(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
+    """min(max(x, least), most) by bounds that are tensors; an activation's gate by numbers."""
+    x, least, most = bounds_of(func, args, kwargs)
+    if not (isinstance(least, Tensor) or isinstance(most, Tensor)):
+        return CLAMPS[func](func, args, kwargs, tracking)
+    out = x if least is None else torch.maximum(x, least)
+    out = out if most is None else torch.minimum(out, most)
+    if func in OUT_OF_PLACE:
+        out = x.copy_(out)
+    return tracking.mark(out, BOUNDED)
+
+
+def bounds_of(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any, Any]:
+    """What a clamp is of, the least and the most that it gives; None is no bound."""
+    only_most = func.__name__.startswith("clamp_max")
+    by_name = dict(
+        zip(("input", "max") if only_most else ("input", "min", "max"), args, strict=False)
+    )
+    by_name |= kwargs
+    return by_name["input"], by_name.get("min"), by_name.get("max")
+
+
+def is_relu(least: Any, most: Any) -> bool:
     """Whether a clamp is a ReLU, which is homogeneous."""
-    least, most = (*args, None, None)[:2]
-    least, most = kwargs.get("min", least), kwargs.get("max", most)
-    if name.startswith("clamp_max"):
-        least, most = None, least if most is None else most
     return not isinstance(least, Tensor) and least == 0 and most is None
 
 
@@ -575,8 +629,15 @@ def interpolated(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
 ) -> Any:
     """a + const(weight) (b - a)."""
-    args = (*args, kwargs.pop("weight")) if "weight" in kwargs else args
-    return func(*args[:2], detached(args[2]), **kwargs)
+    start, end, weight = with_ends(args, kwargs)
+    return func(start, end, detached(weight))
+
+
+def with_ends(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """The start, the end and the weight between them, by place or by name."""
+    names = ("input", "end", "weight")
+    by_name = dict(kwargs) | dict(zip(names, args, strict=False))
+    return by_name["input"], by_name["end"], by_name["weight"]
 
 
 # ---- attention: the weights ----
@@ -613,6 +674,7 @@ MULTIPLY = functions("mul multiply rmul imul matmul rmatmul mm bmm mv dot inner 
 MULTIPLY |= functions("tensordot kron linear conv1d conv2d conv3d vecdot bilinear")
 MULTIPLY |= functions("conv_transpose1d conv_transpose2d conv_transpose3d")
 MULTIPLY_AND_ADD = functions("addmm addbmm addmv addr baddbmm addcmul")
+DIVIDE_AND_ADD = functions("addcdiv")
 DIVIDE = functions("div divide true_divide truediv itruediv idiv")
 
 OUT_OF_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -623,11 +685,18 @@ OUT_OF_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 OUT_OF_PLACE[Tensor.__imul__] = Tensor.mul
 
+CLAMPS = {
+    func: activation_rule(ACTIVATIONS[name])
+    for name in ("clamp", "clip", "clamp_max", "clamp_min")
+    for func in functions(name)
+}
 NORM_RULES: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys(functions("layer_norm"), layer_norm),
     **dict.fromkeys(functions("group_norm"), group_norm),
-    **dict.fromkeys(functions("instance_norm"), instance_norm),
-    **dict.fromkeys(functions("batch_norm"), batch_norm),
+    F.instance_norm: instance_norm,
+    F.batch_norm: batch_norm,
+    torch.instance_norm: affine_first(instance_norm, F.instance_norm),
+    torch.batch_norm: affine_first(batch_norm, F.batch_norm),
     **dict.fromkeys(functions("rms_norm"), rms_norm),
     F.normalize: normalize,
     F.local_response_norm: local_response_norm,
@@ -639,8 +708,9 @@ RULES: dict[Callable[..., Any], Rule] = {
         for name, activation in ACTIVATIONS.items()
         for func in functions(name)
     },
+    **dict.fromkeys(CLAMPS, clamped),
     **dict.fromkeys(DIVIDE, quotient),
-    **dict.fromkeys(functions("addcdiv"), added_quotient),
+    **dict.fromkeys(DIVIDE_AND_ADD, added_quotient),
     **dict.fromkeys(HELD["softmax weights"] | HELD["divisor"], held),
     **dict.fromkeys(HELD["divisor and mean"], variance_and_mean),
     **dict.fromkeys(MULTIPLY, product_rule(0, 1)),
