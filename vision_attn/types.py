@@ -173,6 +173,8 @@ class Heatmaps:
             where that is not known.
         completeness_gap: |sum of the map - what it shares out| over the size of that, (b,), for
             methods that share out a change of the logit by numerical integration, else None.
+        left_out: The places of the grid where the network has no token, since it leaves them out on
+            its way, (h, w); values are 0 there. None: there are none.
 
     Raises:
         ValueError: `values` have another shape or dtype, or there is not a number for each of them.
@@ -184,6 +186,7 @@ class Heatmaps:
     prefix_mass: Float[Tensor, " b"] | None = None
     outlier_mass: Float[Tensor, " b"] | None = None
     completeness_gap: Float[Tensor, " b"] | None = None
+    left_out: Bool[Tensor, "rows columns"] | None = None
 
     def __post_init__(self) -> None:
         if self.values.ndim != 3 or self.values.dtype != torch.float32:
@@ -197,6 +200,11 @@ class Heatmaps:
                 raise ValueError(
                     f"{name} must have shape ({self.values.shape[0]},), got {tuple(given.shape)}"
                 )
+        if self.left_out is not None and self.left_out.shape != self.values.shape[1:]:
+            raise ValueError(
+                f"left_out must have shape {tuple(self.values.shape[1:])}, got "
+                f"{tuple(self.left_out.shape)}"
+            )
 
     def __len__(self) -> int:
         return self.values.shape[0]
@@ -215,7 +223,10 @@ class Heatmaps:
         values = F.interpolate(
             self.values[:, None], size=(height, width), mode="bilinear", align_corners=False
         )
-        return replace(self, values=values[:, 0])
+        left_out = self.left_out
+        if left_out is not None:
+            left_out = F.interpolate(left_out[None, None].float(), size=(height, width))[0, 0] > 0
+        return replace(self, values=values[:, 0], left_out=left_out)
 
 
 @runtime_checkable

@@ -18,10 +18,12 @@ from torch.nn import functional as F
 
 from vision_attn.arguments import checked
 from vision_attn.inference import infer
-from vision_attn.methods.base import Explainer
+from vision_attn.methods.base import Explainer, laid
 from vision_attn.methods.targets import Target, TargetLike
+from vision_attn.tokens.gradients.levels import find_levels
 from vision_attn.tokens.outputs import check_finite, run
 from vision_attn.tokens.path.branches import without_readout
+from vision_attn.tokens.path.cells import KeptCells
 from vision_attn.tokens.path.chain import Chain, Patches, PropagationRule
 from vision_attn.tokens.path.path import NO_ATTENTION, Path, find_path
 from vision_attn.tokens.path.support import refusal_of
@@ -40,6 +42,7 @@ __all__ = [
     "full_precision",
     "gradients_of",
     "heatmaps_of",
+    "kept_cells",
     "trace",
     "trace_gradients",
 ]
@@ -131,7 +134,8 @@ class Trace:
         total: float | None = None,
     ) -> Heatmaps:
         """Make heatmaps of shares of the input tokens of this run: see `heatmaps_of`."""
-        return heatmaps_of(shares, self.layout, method, targets, total, self.outliers)
+        outliers, part = self.outliers, self.chain.part
+        return heatmaps_of(shares, self.layout, method, targets, total, outliers, part)
 
 
 def heatmaps_of(
@@ -141,11 +145,12 @@ def heatmaps_of(
     targets: Int[Tensor, " b"] | None = None,
     total: float | None = None,
     outliers: Bool[Tensor, "b rows columns"] | None = None,
+    part: KeptCells | None = None,
 ) -> Heatmaps:
     """Make heatmaps of shares of the input tokens.
 
     total: what all the shares sum to, those of padding included; None takes the sum of `shares`.
-    outliers: the patches whose share is the outlier mass.
+    outliers: the patches whose share is the outlier mass. part: as of `Chain`.
     """
     shares = shares.float()
     values = layout.to_map(shares)
@@ -155,7 +160,7 @@ def heatmaps_of(
     prefix_mass = (shares[:, layout.beside].sum(1) + padding) / mass
     share = values / mass[:, None, None]
     outlier_mass = None if outliers is None else share.masked_fill(~outliers, 0).sum((1, 2))
-    return Heatmaps(values, str(method), targets, prefix_mass, outlier_mass)
+    return laid(Heatmaps(values, str(method), targets, prefix_mass, outlier_mass), part)
 
 
 @contextmanager
@@ -214,7 +219,7 @@ def trace(
     with record_attention(network, keep, fusion) as record:
         infer(network, images.clone())
     calls = path.counted(record.calls, len(images), network)
-    return _traced(path, record, calls, layout, images)
+    return _traced(network, path, record, calls, layout, images)
 
 
 def trace_gradients(
@@ -235,7 +240,7 @@ def trace_gradients(
     calls, gradients = (
         path.counted(each, len(images), network) for each in gradients_of(score, record.calls)
     )
-    return _traced(path, record, calls, layout, images), gradients, target
+    return _traced(network, path, record, calls, layout, images), gradients, target
 
 
 def gradients_of(
@@ -271,7 +276,23 @@ def per_head(context: Tensor) -> PerHead:
     return context.unsqueeze(1) if context.ndim == 3 else context
 
 
+def kept_cells(network: nn.Module, images: Images, path: Path) -> KeptCells | None:
+    """Find which cells of the image the first tokens are; None: all, as far as is known.
+
+    Boxes of pixels with gaps between them may be those of queries, whose tokens are of all keys:
+    the network must crop, too.
+    """
+    part = None if path.chain is None else path.chain.part
+    if part is None:
+        return None
+    try:
+        return part if find_levels(network, images).crops else None
+    except Exception:  # its own code: the run itself says so
+        return None
+
+
 def _traced(
+    network: nn.Module,
     path: Path,
     record: Record,
     calls: Sequence[AttentionCall],
@@ -279,6 +300,7 @@ def _traced(
     images: Images,
 ) -> Trace:
     chain = path.chain_for(calls, layout, len(images))
+    chain = replace(chain, part=kept_cells(network, images, path))
     for sentence in path.warnings(layout):
         warnings.warn(sentence, stacklevel=2)
     return Trace(calls, chain, images, _outliers(record, chain.layout, len(images)))
@@ -365,7 +387,9 @@ class ChainExplainer(AttentionExplainer):
             chain = traced.chain if self.query is None else without_readout(traced.chain)
             shares = self._carry(chain, traced.seed(chain, self.query), rule)
             maps = traced.heatmaps(shares[:, 0], self, classes, self.total)
-            return maps if self.keeps_outliers else without_outliers(maps, traced.outliers)
+            outliers, part = traced.outliers, chain.part
+            outliers = outliers if outliers is None or part is None else part.lay(outliers)
+            return maps if self.keeps_outliers else without_outliers(maps, outliers)
 
     @property
     def keeps_outliers(self) -> bool:

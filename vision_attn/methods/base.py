@@ -32,6 +32,7 @@ from vision_attn.tokens.inputs import images_in_words
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.modules import module_name, network_of, why_no_gradient, why_opaque
 from vision_attn.tokens.outputs import check_finite, giving
+from vision_attn.tokens.path.cells import KeptCells
 from vision_attn.tokens.path.path import find_path
 from vision_attn.types import Head, Heatmaps, Images, Model, TokenLayout
 
@@ -39,6 +40,7 @@ __all__ = [
     "Explainer",
     "check_images",
     "contradiction",
+    "laid",
     "outside_inference",
 ]
 
@@ -296,7 +298,7 @@ class Explainer(ABC):
                 [explainer.explain(*arguments) for explainer in method.of_each_layer()], str(method)
             )
             if self.smooth:
-                maps = replace(maps, values=smoothed(maps.values, self.smooth))
+                maps = replace(maps, values=smoothed(maps.values, self.smooth, maps.left_out))
             check_finite(maps.values, f"the map of {method}", network, images)
         return maps
 
@@ -381,13 +383,24 @@ def mean_of(maps: Sequence[Heatmaps], method: str) -> Heatmaps:
         parts = [part for heatmaps in maps if (part := getattr(heatmaps, name)) is not None]
         return torch.stack(parts).mean(0) if len(parts) == len(maps) else None
 
+    resized = [heatmaps.resized(height, width) for heatmaps in maps]
+    left_out = [each.left_out for each in resized if each.left_out is not None]
     return Heatmaps(
-        torch.stack([heatmaps.resized(height, width).values for heatmaps in maps]).mean(0),
+        torch.stack([each.values for each in resized]).mean(0),
         method,
         first.targets,
         prefix_mass=mean("prefix_mass"),
         outlier_mass=mean("outlier_mass"),
+        left_out=torch.stack(left_out).all(0) if len(left_out) == len(maps) else None,
     )
+
+
+def laid(maps: Heatmaps, part: KeptCells | None) -> Heatmaps:
+    """Lay maps of the cells that a network keeps over all of the image: 0 in the others."""
+    if part is None:
+        return maps
+    values = part.lay(maps.values)
+    return replace(maps, values=values, left_out=part.left_out(values.device))
 
 
 def layout_for(model: nn.Module | Model, images: Tensor) -> TokenLayout | None:

@@ -23,14 +23,16 @@ from vision_attn.arguments import hint
 from vision_attn.errors import quoted
 from vision_attn.hooks import Hooks
 from vision_attn.inference import asked_once, modules_of
-from vision_attn.methods.base import Explainer
+from vision_attn.methods.base import Explainer, laid
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.gradients.levels import Level, find_levels
 from vision_attn.tokens.gradients.mode import HeldGradients
 from vision_attn.tokens.gradients.rules import NORM_RULES
+from vision_attn.tokens.gradients.windows import Window
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.modules import LayerLike, attends, module_name, why_opaque
 from vision_attn.tokens.outputs import run
+from vision_attn.tokens.path.cells import KeptCells
 from vision_attn.tokens.path.path import find_places
 from vision_attn.tokens.path.places import Places
 from vision_attn.types import Heatmaps, Images, TokenLayout
@@ -113,20 +115,22 @@ class ClassActivationMap(Explainer):
         layout: TokenLayout | None,
     ) -> Heatmaps:
         readout = readout_of(network, images, layout) if self.layer is None else None
-        features, gradient, target = (
+        features, gradient, target, part = (
             self._at_layer(network, images, target, layout)
             if readout is None
             else self._at_readout(network, images, target, readout)
         )
         with torch.no_grad():
             contribution = self.contribution(features, gradient)
-        return Heatmaps(contribution.sum(dim=1).relu(), str(self), target.classes(images))
+        values = contribution.sum(dim=1).relu()
+        return laid(Heatmaps(values, str(self), target.classes(images)), part)
 
     def _at_readout(
         self, network: nn.Module, images: Images, target: Target, readout: Level
-    ) -> tuple[Tensor, Tensor, Target]:
+    ) -> tuple[Tensor, Tensor, Target, KeptCells | None]:
         """The tokens as the classifier reads them, their gradient (both b c h w), the fixed target.
 
+        Also the cells of the image that they are, if not all.
         The divisors of the norms that follow are constants: before a norm of the tokens' mean the
         contributions of all tokens would sum to 0.
         """
@@ -144,6 +148,7 @@ class ClassActivationMap(Explainer):
             readout.features(tokens.detach().float()),
             readout.features(gradient.float()),
             target,
+            readout.part,
         )
 
     def _gradient(self, target: Target, output: Any, features: Tensor) -> Tensor:
@@ -157,16 +162,20 @@ class ClassActivationMap(Explainer):
 
     def _at_layer(
         self, network: nn.Module, images: Images, target: Target, layout: TokenLayout | None
-    ) -> tuple[Tensor, Tensor, Target]:
-        """The features of a layer, their gradient (both b c h w), the fixed target."""
+    ) -> tuple[Tensor, Tensor, Target, KeptCells | None]:
+        """The features of a layer, their gradient (both b c h w), the fixed target.
+
+        Also the cells of the image that they are, if not all.
+        """
         assert not isinstance(self.layer, tuple | list)  # one of them at a time
         norms = place_norms(network) if self.after_norm and self.layer is None else []
         layers = find_layers(network, self.layer)
-        with cut(layers, norms) as leaves, linear_by_convolution(layers[0]) as is_linear:
+        sources: list[nn.Module] = []
+        with cut(layers, norms, sources) as leaves, linear_by_convolution(layers[0]) as is_linear:
             output = run(network, images)
         if not leaves and is_linear and self.layer is None:
             layers = find_layers(network, None, before=layers[0])
-            with cut(layers, norms) as leaves:
+            with cut(layers, norms, sources) as leaves:
                 output = run(network, images)
         target = target.fixed(output)
         if not leaves:
@@ -196,7 +205,11 @@ class ClassActivationMap(Explainer):
                 else on_grid(x.float(), size, geometry)
                 for x in (features, gradient)
             )
-        return features, gradient, target
+        window = window_of(network, images, sources[0]) if layout is None else None
+        part = geometry.part if isinstance(geometry, Places) else None
+        if window is not None and part is None:
+            part = window.cells((features.shape[2], features.shape[3]))
+        return features, gradient, target, part if window is not None else None
 
 
 @dataclass(frozen=True)
@@ -343,6 +356,14 @@ def places_of_tokens(
         if (len(images), layout.tokens) == features.shape[:2]:
             return layout
     return find_places(network, images, layer)
+
+
+def window_of(network: nn.Module, images: Images, module: nn.Module) -> Window | None:
+    """Find what of the image a module's output is of; None: all, as far as is known."""
+    try:
+        return find_levels(network, images).windows.get(modules_of(network)[module])
+    except Exception:  # its own code: the run itself says so
+        return None
 
 
 def inverse(x: Tensor) -> Tensor:
@@ -503,11 +524,14 @@ def _norms(block: nn.Module) -> list[str]:
 
 
 @contextmanager
-def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[list[Tensor]]:
+def cut(
+    layers: list[nn.Module], norms: Sequence[nn.Module], sources: list[nn.Module]
+) -> Iterator[list[Tensor]]:
     """Cut the graph at the last of these layers that gives a map.
 
     Yields a list that will hold the map, a leaf, and the copy of it that what follows is given.
-    norms: modules that take the place of a map that they are given as it is. Tokens count as a map
+    norms: modules that take the place of a map that they are given as it is. sources: will hold the
+    module that gave the map. Tokens count as a map
     from the first layer alone: after the last attention of a transformer that reads its class
     token, no gradient reaches the others. The output becomes a leaf, so that
     nothing before it is kept for the backward pass; what follows gets a copy, safe from in-place
@@ -522,7 +546,7 @@ def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[li
         if pooled and output is pooled[0]:
             return None
         leaf = output.detach().requires_grad_()
-        leaves[:] = [leaf, leaf.clone()]
+        leaves[:], sources[:] = [leaf, leaf.clone()], [module]
         return leaves[1]
 
     def normed(module: nn.Module, inputs: tuple[object, ...], output: object) -> Tensor | None:
@@ -530,7 +554,10 @@ def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[li
             return None
         its_view = inputs[0].ndim == 4 and inputs[0].data_ptr() == leaves[1].data_ptr()
         its_view &= inputs[0].numel() == leaves[1].numel()  # the channels may be turned last
-        return take(layers[0], inputs, output) if its_view else None
+        value = take(layers[0], inputs, output) if its_view else None
+        if value is not None:
+            sources[:] = [module]
+        return value
 
     def pool(_module: nn.Module, _inputs: tuple[object, ...], output: object) -> None:
         pooled[:] = [output]

@@ -19,6 +19,7 @@ from vision_attn.methods.attention_explainer import (
     full_precision,
     gradients_of,
     heatmaps_of,
+    kept_cells,
 )
 from vision_attn.methods.rollout import weight_gradients
 from vision_attn.methods.targets import Target
@@ -135,9 +136,9 @@ class LeGrad(AttentionExplainer):
                     ]
                 )
                 maps = of_calls.unflatten(0, (-1, side_by_side)).mean(1)
-            return heatmaps_of(
-                maps[self.start_layer :].mean(0), layout, self, target.classes(images)
-            )
+            part = kept_cells(network, images, find_path(network, images))
+            shares = maps[self.start_layer :].mean(0)
+            return heatmaps_of(shares, layout, self, target.classes(images), part=part)
 
 
 def positive_gradients(

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vision_attn.methods.attention_explainer import full_precision
-from vision_attn.methods.base import Explainer
+from vision_attn.methods.base import Explainer, laid
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.gradients.completeness import CountedGradients, account_of
 from vision_attn.tokens.gradients.levels import Level, find_levels
@@ -103,13 +103,14 @@ class LibraGradient(Explainer):
                     "explained is in no share (completeness_gap)",
                     stacklevel=2,
                 )
-        return Heatmaps(
+        maps = Heatmaps(
             values.float(),
             str(self),
             target.classes(images),
             mass_beside(shares),
             completeness_gap=gaps,
         )
+        return laid(maps, levels[-1].part)
 
     def _run(
         self, network: nn.Module, images: Images, levels: Sequence[Level], counted: bool = False

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vision_attn.errors import quoted
 from vision_attn.methods.attention_explainer import AttentionExplainer, Place, full_precision, trace
+from vision_attn.methods.base import laid
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.carry.transpose import apply_transpose
 from vision_attn.tokens.layout import coarser
@@ -148,7 +149,8 @@ class QueryKey(AttentionExplainer):
                 )
             call, row, tokens = readout
             scored = call.scores(heads=one_head(call, self.head), rows=row)[:, :, 0].mean(1)
-            return Heatmaps(traced.layout.to_map(scored[:, tokens]).float(), str(self))
+            maps = Heatmaps(traced.layout.to_map(scored[:, tokens]).float(), str(self))
+            return laid(maps, chain.part)
 
 
 def one_layer(

@@ -6,7 +6,7 @@ Axes: b batch, h height, w width.
 from math import ceil
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 __all__ = ["smoothed"]
@@ -14,11 +14,13 @@ __all__ = ["smoothed"]
 REACH = 6.0  # standard deviations, beyond which a Gaussian is nothing in float32
 
 
-def smoothed(values: Float[Tensor, "b h w"], cells: float) -> Float[Tensor, "b h w"]:
+def smoothed(
+    values: Float[Tensor, "b h w"], cells: float, left_out: Bool[Tensor, "h w"] | None = None
+) -> Float[Tensor, "b h w"]:
     """Smooth maps by a Gaussian of this standard deviation in cells; 0 leaves them as they are.
 
     At its borders a map goes on as in a mirror, so that nothing is lost: the total of each map
-    stays what it was.
+    stays what it was. Rows and columns that are left out are no part of the map.
 
     Examples:
         >>> import torch
@@ -31,6 +33,13 @@ def smoothed(values: Float[Tensor, "b h w"], cells: float) -> Float[Tensor, "b h
     """
     if cells == 0:
         return values
+    if left_out is not None:
+        whole = torch.zeros_like(values)
+        rows, columns = (~left_out.all(axis) for axis in (1, 0))
+        part = rows[:, None] & columns
+        kept_grid = values[:, part].unflatten(1, (int(rows.sum()), int(columns.sum())))
+        whole[:, part] = smoothed(kept_grid, cells).flatten(1)
+        return whole
     rows, columns = (
         mirrored_gaussian(size, cells).to(values.device, values.dtype) for size in values.shape[1:]
     )

@@ -256,7 +256,8 @@ class Request:
         """
         start = time.perf_counter()
         heatmaps = explainer(self.model, images, target, self.model.layout)
-        every = heatmaps.values.cpu().numpy()
+        every, left_out = heatmaps.values.cpu().numpy(), heatmaps.left_out
+        left_out = None if left_out is None else left_out.cpu().numpy()
         seconds = (time.perf_counter() - start) / len(images)
         for i, values in enumerate(every):
             prefix_mass, outlier_mass, completeness_gap = (
@@ -280,6 +281,7 @@ class Request:
                 contrast=contrast,
                 explained=own.label(self.model.classes) if explainer.class_specific else "",
                 unproven=self.unproven,
+                left_out=left_out,
                 seconds=seconds,
                 query=query_place(explainer, self.model),
             )

@@ -397,6 +397,7 @@ class Explanations(Sequence[Explanation]):
             together("prefix_mass"),
             together("outlier_mass"),
             together("completeness_gap"),
+            every[0].left_out,
         )
 
     def save(self, folder: str | PathLike[str], *, style: Style | None = None) -> Path:

@@ -6,7 +6,7 @@ Axes: h height, w width.
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray
 from torch import Tensor
 
@@ -37,6 +37,7 @@ class Map:
         explained: What is explained, in words; empty where `target` is None.
         seconds: The photo's share of its batch.
         query: The place (x, y) whose attention is shown, as shares of the network's input.
+        left_out: As in `Heatmaps`.
         unproven: Whether the method was not asked for, and no scores have shown that its maps can
             be trusted for this model.
 
@@ -62,6 +63,7 @@ class Map:
     seconds: float = 0.0
     query: tuple[float, float] | None = None
     unproven: bool = False
+    left_out: Bool[ndarray, "h w"] | None = None
 
     @property
     def method(self) -> str:
@@ -82,8 +84,17 @@ class Map:
 
     @property
     def caution(self) -> str:
-        """A sentence where the map is unproven, and one on its gap; empty otherwise."""
-        return ". ".join(filter(None, [NOT_SHOWN if self.unproven else "", self.missing]))
+        """Sentences where the map is unproven, has a gap or is of a part of the image, or none."""
+        unproven = NOT_SHOWN if self.unproven else ""
+        return ". ".join(filter(None, [unproven, self.missing, self.partial]))
+
+    @property
+    def partial(self) -> str:
+        """How much of the image the network leaves out on its way; empty where that is nothing."""
+        if self.left_out is None or not self.left_out.any():
+            return ""
+        count, cells = int(self.left_out.sum()), self.left_out.size
+        return f"{self.method}: the network leaves out {count} of {cells} cells, where the map is 0"
 
     @property
     def missing(self) -> str:
@@ -123,4 +134,5 @@ class Map:
             one(self.prefix_mass),
             one(self.outlier_mass),
             one(self.completeness_gap),
+            None if self.left_out is None else torch.from_numpy(self.left_out),
         )

@@ -21,6 +21,7 @@ from vision_attn.compat.torch_private import whole_of
 from vision_attn.tokens.gradients.completeness import Holders
 from vision_attn.tokens.gradients.mode import HeldGradients, Mark, tensors_in
 from vision_attn.tokens.gradients.rules import HELD, flows, functions
+from vision_attn.tokens.gradients.windows import Window, Windows
 
 __all__ = ["GraphMode", "Value", "cuts_of", "order_of"]
 
@@ -35,6 +36,7 @@ class Value:
     Attributes:
         single: Whether the call made no other.
         changed: Whether it is changed in place afterwards.
+        window: What of the image it is of; None: all of it.
 
     Examples:
         >>> from vision_attn.tokens.gradients.graph import Value
@@ -47,6 +49,7 @@ class Value:
     mark: Mark
     single: bool = True
     changed: bool = False
+    window: Window | None = None
 
     @property
     def on_a_grid(self) -> bool:
@@ -62,6 +65,9 @@ class GraphMode(HeldGradients):
     were; held, the functions whose results are held and then join values, so that they are in no
     share.
 
+    Args:
+        size: (height, width) of the image in pixels.
+
     Examples:
         >>> import torch
         >>> from vision_attn.tokens.gradients.graph import GraphMode
@@ -72,13 +78,14 @@ class GraphMode(HeldGradients):
         ([3], 'matmul')
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size: tuple[int, int] | None = None) -> None:
         super().__init__()
         self.calls = 0
         self.values: dict[Any, Value] = {}
         self.names: dict[Any, str] = {}
         self.attention_calls: list[int] = []
         self.held: dict[str, None] = {}
+        self._windows = Windows((1, 1) if size is None else size)
         self._holders = Holders()
         self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._in_memory: dict[int, Value] = {}
@@ -105,6 +112,10 @@ class GraphMode(HeldGradients):
         self._holders.hold(weights, "attention weights")
         return weights
 
+    def window(self, x: Any) -> Window | None:
+        """Return what of the image a value is of; None: all of it, as far as is known."""
+        return self._windows.of(x) if isinstance(x, Tensor) else None
+
     def _note(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
@@ -126,11 +137,14 @@ class GraphMode(HeldGradients):
                 changed.changed = True
             if flows(whole := whole_of(first)):
                 self.names.setdefault(whole.grad_fn, func.__name__)
+        if flowing:
+            self._windows.follow(func, args, kwargs, outs)
         for x in outs:
             mark = self._mark_of(func, x)
             if x.requires_grad:
                 self.names.setdefault(x.grad_fn, func.__name__)  # a later one hands it on as it is
-                value = Value(self.calls, mark, out is x and len(outs) == 1)
+                single = out is x and len(outs) == 1
+                value = Value(self.calls, mark, single, window=self._windows.of(x))
                 self.values[x.grad_fn] = value
                 self._in_memory[x.untyped_storage().data_ptr()] = value
             elif x.is_floating_point() and (weighs or func in HELD["softmax weights"]):

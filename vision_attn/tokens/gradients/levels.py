@@ -10,9 +10,9 @@ noise (docs/libra_gradient.md has figures).
 Axes: b batch, n tokens, d width of a token, c channels, h height, w width.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,15 +21,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vision_attn.compat.torch_private import uncompiled
-from vision_attn.hooks import current_scope
-from vision_attn.inference import asked_once, eval_mode, frozen_parameters, infer
+from vision_attn.hooks import Hooks, current_scope
+from vision_attn.inference import asked_once, eval_mode, frozen_parameters, infer, modules_of
 from vision_attn.tokens.gradients.graph import GraphMode, Value, cuts_of, order_of
 from vision_attn.tokens.gradients.mode import CallCounter, Mark, own_weights_held
 from vision_attn.tokens.gradients.operations import unknown_operations
+from vision_attn.tokens.gradients.windows import Window, feature_axes
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.outputs import described, head_given, only_tensor, tensors_of
+from vision_attn.tokens.path.cells import KeptCells
 from vision_attn.tokens.path.path import find_path
-from vision_attn.tokens.path.places import places_of
+from vision_attn.tokens.path.places import places_of, tokens_in
 from vision_attn.tokens.path.traced import follow
 from vision_attn.tokens.record.edits import unedited
 from vision_attn.tokens.record.log import RecordError
@@ -41,7 +43,6 @@ __all__ = ["Level", "Levels", "find_levels"]
 SUMS = {"add", "add_", "__iadd__"}
 NORM_NAMES = {"layer_norm", "rms_norm", "group_norm", "batch_norm"}
 MOST = 0.75  # of the gradient: patches are read, not a class token
-ALIKE, UNLIKE = 1.25, 1.5  # times the image's proportions: a map of it, and none
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Level:
         channels: The axis of channels.
         batch: The axis of images.
         order: The token in each place of the grid (h, w), row by row; None: as they come.
+        part: Where the grid lies, if the network leaves out some of the image.
 
     Examples:
         >>> import torch
@@ -70,6 +72,7 @@ class Level:
     batch: int
     grid: tuple[int, int]
     order: tuple[int, ...] | None = None
+    part: KeptCells | None = None
 
     def features(self, x: Tensor) -> Float[Tensor, "b c h w"]:
         """Lay a value of the level's shape out on the grid."""
@@ -94,6 +97,9 @@ class Levels:
 
     Attributes:
         refusal: Why there is no level; None: there is one.
+        crops: Whether some of the tokens or features is left out on the way to the logits.
+        windows: What the outputs of modules are of, by their names, where it is not all of the
+            image.
         readout: The last tokens, as the classifier reads them, in a network that attends and whose
             classifier reads the patches; None in others, such as those that read a class token.
 
@@ -110,6 +116,8 @@ class Levels:
     unknown: Sequence[str] = ()
     refusal: str | None = None
     readout: Level | None = None
+    crops: bool = False
+    windows: Mapping[str, Window] = field(default_factory=dict)
 
 
 def _levels(_network: nn.Module) -> dict[Any, Levels]:
@@ -128,17 +136,18 @@ def find_levels(network: nn.Module, images: Images, layout: TokenLayout | None =
     )
     levels = asked_once(network, _levels)
     if key not in levels:
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), torch.enable_grad():
             levels[key] = run_levels(network, images[:1].detach().clone(), layout)
     return levels[key]
 
 
 def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = None) -> Levels:
     """Find the levels by a run, without a cache."""
-    mode = GraphMode()
+    mode = GraphMode((image.shape[2], image.shape[3]))
+    windows: dict[str, Window] = {}
     with unedited(), uncompiled(), eval_mode(network), frozen_parameters(network):
         written = image.requires_grad_().clone()  # into which it may write
-        with mode, own_weights_held(network, mode.hold):
+        with mode, own_weights_held(network, mode.hold), windows_noted(network, mode, windows):
             out = infer(network, written)
         image.requires_grad_(False)
     meant = only_tensor(out)
@@ -155,6 +164,7 @@ def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = N
             "" if meant is not None else f"; it gives {described(out)}, if its logits are there"
         )
         return Levels([], unknown, NO_LEVEL + several)
+    crops = any(value.window and value.window.crops for run in runs for value in run)
     attends = bool(mode.attention_calls)
     wanted = [*levels_among(runs, mode), *([as_read(runs[-1], mode)] if attends else [])]
     levels = placed(network, image, wanted, layout, attends)
@@ -162,10 +172,33 @@ def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = N
     if readout is not None and not is_read(readout, mode, outputs):
         readout = None
     on_last_grid = [level for level in dict.fromkeys(levels) if level is not None]
-    on_last_grid = [level for level in on_last_grid if level.grid == on_last_grid[-1].grid]
+    on_last_grid = [
+        level
+        for level in on_last_grid
+        if (level.grid, level.part) == (on_last_grid[-1].grid, on_last_grid[-1].part)
+    ]
     if not attends and on_last_grid and len(on_last_grid[-1].mark.shape) == 4:
         on_last_grid = on_last_grid[-1:]  # of features: before the last, their gradients are noise
-    return Levels(on_last_grid, unknown, None if on_last_grid else NO_PLACE, readout)
+    refusal = None if on_last_grid else NO_PLACE
+    return Levels(on_last_grid, unknown, refusal, readout, crops, windows)
+
+
+@contextmanager
+def windows_noted(
+    network: nn.Module, mode: GraphMode, windows: dict[str, Window]
+) -> Iterator[None]:
+    """Note what the outputs of modules are of, by their names, where it is not all of the image."""
+
+    def note(module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+        window = mode.window(output)
+        if window is not None and window.crops:
+            windows[names[module]] = window
+
+    names = modules_of(network)
+    with Hooks() as hooks:
+        for module in names:
+            hooks.after(module, note)
+        yield
 
 
 def values_on_grids(runs: list[list[Any]], mode: GraphMode) -> list[list[Value]]:
@@ -220,24 +253,6 @@ def levels_among(runs: list[list[Value]], mode: GraphMode) -> list[list[Value]]:
     return levels
 
 
-def feature_axes(shape: Sequence[int], size: tuple[int, int]) -> int | None:
-    """Find the axis of channels, 1 or 3, of features whose other axes have the image's proportions.
-
-    None where neither is, or both may be.
-    """
-    if len(shape) != 4:
-        return None
-
-    def skew(height: int, width: int) -> float:
-        ratio = height * size[1] / (width * size[0])
-        return max(ratio, 1 / ratio)
-
-    skews = {1: skew(*shape[2:4]), 3: skew(*shape[1:3])}
-    best = min(skews, key=lambda axis: skews[axis])
-    other = skews[4 - best]
-    return best if skews[best] < ALIKE and (other > UNLIKE or best == 1) else None
-
-
 def divides(grid: Sequence[int], size: Sequence[int]) -> bool:
     """Whether a grid may be that of patches or strides of whole pixels, at least two."""
     strides = [round(pixels / cells) for pixels, cells in zip(size, grid, strict=True)]
@@ -275,8 +290,9 @@ def placed(
         with suppress(RecordError):
             follow(network, image, lambda tracer: WatchedCalls(marks, tracer, watched))
     for number, (ids, tracer) in watched.items():
-        if (level := by_origins(unsettled[number], ids, tracer)) is not None:
-            at_once[unsettled[number].call] = level
+        value = unsettled[number]
+        if (level := by_origins(value, ids, tracer, size)) is not None:
+            at_once[value.call] = level
     shapes = {level.mark.shape for level in at_once.values()}
     unsettled = [value for value in unsettled if value.mark.shape not in shapes]
     if hint is None and attends and any(len(value.mark.shape) == 3 for value in unsettled):
@@ -297,7 +313,23 @@ def placed(
             )
         by_level.append(level)
     begin_last_grid(levels, by_level, at_once)
-    return by_level
+    windows = {value.mark: value.window for values in levels for value in values}
+    return [
+        None if level is None else in_window(level, None if layout else windows[level.mark])
+        for level in by_level
+    ]
+
+
+def in_window(level: Level, window: Window | None) -> Level:
+    """Return a level with the cells that it is, as its tokens' origins or its window tell.
+
+    Where nothing was left out on the way, it is of all the image: a token that attention makes of
+    many lies where its query does, and those between are no loss.
+    """
+    if window is None or not window.crops:
+        return replace(level, part=None)
+    part = level.part or window.cells(level.grid)
+    return replace(level, part=part)
 
 
 def begin_last_grid(
@@ -344,6 +376,8 @@ def by_shape(
     shape = value.mark.shape
     if shape[0] != 1:  # windows, or tokens as a batch: only one image was run
         return None
+    h, w = (value.window or Window()).pixels(size)
+    size = round(h), round(w)
     channels = feature_axes(shape, size)
     if channels is not None:
         h, w = (shape[axis] for axis in (1, 2, 3) if axis != channels)
@@ -380,30 +414,22 @@ class WatchedCalls(TorchFunctionMode):
         return out
 
 
-def by_origins(value: Value, ids: Tensor, tracer: Tracer) -> Level | None:
+def by_origins(value: Value, ids: Tensor, tracer: Tracer, size: tuple[int, int]) -> Level | None:
     """Find where a level's tokens lie by the origins of its elements."""
-    channels = next(
-        (
-            axis
-            for axis in range(ids.ndim - 1, 0, -1)
-            if ids.shape[axis] > 1 and bool((ids == ids.narrow(axis, 0, 1)).all())
-        ),
-        None,
-    )
-    if channels is None:
+    laid_out = tokens_in(ids)
+    if laid_out is None:
         return None
-    tokens = ids.narrow(channels, 0, 1).movedim(channels, -1)
-    if ids.ndim > 3:
-        tokens = tokens.flatten(1, -2)
-    grid_positions = places_of(tracer.origins, tokens)
+    tokens, channels = laid_out
+    grid_positions = places_of(tracer.origins, tokens, size)
     if grid_positions is None:
         return None
     batch = grid_positions.batch_axis
     if batch and channels == 1:
         return None
     return Level(
-        value.mark, value.changed, channels, batch, grid_positions.grid, grid_positions.order
-    )
+        value.mark, value.changed, channels, batch,
+        grid_positions.grid, grid_positions.order, grid_positions.part,
+    )  # fmt: skip
 
 
 NO_GRADIENT = (

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vision_attn.tokens.layout import coarser, patch_at, tokens_of_pool
+from vision_attn.tokens.path.cells import KeptCells
 from vision_attn.tokens.record.calls import AttentionCall
 from vision_attn.types import TokenLayout
 
@@ -224,6 +225,7 @@ class Chain:
         tokens: How many come out of the last.
         reads: The share of each of these that the classifier reads; None: as the layout's pool
             says.
+        part: Where the layout's grid lies, if its boxes leave out some of the image.
 
     Examples:
         >>> import torch
@@ -239,6 +241,7 @@ class Chain:
     layout: TokenLayout
     tokens: int
     reads: Float[Tensor, " m"] | None = None
+    part: KeptCells | None = None
 
     @property
     def layers(self) -> int:
@@ -292,6 +295,7 @@ class Chain:
             return 0
         assert not isinstance(where, str)
         h, w = image_size
+        where = where if self.part is None else self.part.place_among(where, (h, w))
         if self.tokens == layout.tokens:
             return layout.patches[patch_at(where, layout.grid, (h, w))]
         first = layout.prefix

@@ -296,7 +296,9 @@ def find_places(network: nn.Module, images: Images, module: nn.Module) -> Places
         places_by_key[key] = None
         with suppress(RecordError):
             run = follow(network, images[:1], partial(watching, module, outputs))
-            places_by_key[key] = places_of(run.origins, outputs[-1]) if outputs else None
+            if outputs:
+                size = (images.shape[2], images.shape[3])
+                places_by_key[key] = places_of(run.origins, outputs[-1], size)
     positions = places_by_key[key]
     if positions is None:
         raise ValueError(
@@ -345,11 +347,11 @@ def run_path(network: nn.Module, images: Images) -> Path:
     if writer.aside:
         boxes[-len(writer.aside) :] = NOWHERE
     chain = copies_joined(Chain(walk.links, UNPLACED, walk.tokens, walk.reads))
-    layout, patch = layout_found(
+    layout, patch, part = layout_found(
         network, size, chain.links, boxes, centres, walk.ranks, chain.reads
     )
     refusal = UNKNOWN_PLACES.format(walk.links[0].before) if layout is None else None
-    chain = replace(chain, layout=layout or UNPLACED)
+    chain = replace(chain, layout=layout or UNPLACED, part=part)
     remarks: dict[str, Any] = {
         "caveats": writer.caveats,
         "unread": writer.unread,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_attn.tokens.layout import layout_of
+from vision_attn.tokens.path.cells import KeptCells, kept_cells_of
 from vision_attn.tokens.path.chain import Attention, Link
 from vision_attn.tokens.trace.origins import Origins
 from vision_attn.types import Pool, TokenLayout
@@ -20,6 +21,7 @@ __all__ = [
     "places_of",
     "rounded",
     "rows_apart",
+    "tokens_in",
 ]
 
 
@@ -29,6 +31,7 @@ class Places:
 
     Attributes:
         order: The token in each place of the grid (h, w), row by row.
+        part: Where the grid lies, if it is not all of the image.
 
     Examples:
         >>> import torch
@@ -41,6 +44,7 @@ class Places:
     grid: tuple[int, int]
     order: tuple[int, ...]
     batch_axis: int = 0
+    part: KeptCells | None = None
 
     def to_map(self, x: Tensor) -> Tensor:
         """Lay a layer's output out as (b d h w)."""
@@ -49,10 +53,29 @@ class Places:
         return grid
 
 
-def places_of(origins: Origins, of_tokens: Tensor) -> Places | None:
+def tokens_in(ids: Tensor) -> tuple[Tensor, int] | None:
+    """Lay the origins of a value out as tokens (b n d), by its axis of channels.
+
+    Also returns that axis; None where there is none.
+    """
+    channels = next(
+        (
+            axis
+            for axis in range(ids.ndim - 1, 0, -1)
+            if ids.shape[axis] > 1 and bool((ids == ids.narrow(axis, 0, 1)).all())
+        ),
+        None,
+    )
+    if channels is None:
+        return None
+    tokens = ids.narrow(channels, 0, 1).movedim(channels, -1)
+    return (tokens.flatten(1, -2) if ids.ndim > 3 else tokens), channels
+
+
+def places_of(origins: Origins, of_tokens: Tensor, size: tuple[int, int]) -> Places | None:
     """Find where tokens (b n d) or (n b d) lie, by the origins of their elements.
 
-    None where nothing tells.
+    size: (height, width) of the image. None where nothing tells.
     """
     if of_tokens.ndim != 3:
         return None
@@ -69,20 +92,25 @@ def places_of(origins: Origins, of_tokens: Tensor) -> Places | None:
         patches = [token for token, box in enumerate(boxes.tolist()) if box[2] >= 0]
         spots = rounded(centres)
         patches.sort(key=lambda token: spots[token])
-        grid = grid_of(boxes[patches], centres[patches], patches)[0]
-        return None if grid is None else Places(grid, tuple(patches), batch_axis)
+        boxes, centres = boxes[patches], centres[patches]
+        grid = grid_of(boxes, centres, patches)[0]
+        if grid is None:
+            return None
+        part = kept_cells_of(boxes, grid, size)
+        return Places(grid, tuple(patches), batch_axis, part)
     return None
 
 
 def layout_found(
     network: nn.Module, size: tuple[int, int], links: Sequence[Link], boxes: Tensor,
     centres: Tensor, ranks: Sequence[int], reads: Tensor | None,
-) -> tuple[TokenLayout | None, tuple[int, int] | None]:  # fmt: skip
+) -> tuple[TokenLayout | None, tuple[int, int] | None, KeptCells | None]:  # fmt: skip
     """Find how the first tokens lie on the image, by the pixels that each was computed from.
 
     size: (height, width) of the image. boxes (n 4), centres (n 2): those of `Origins`. ranks (n,):
     the index of each token in the network's own order. reads: the share of each of the last tokens
-    in the logits. Also returns the size of a patch; None for what is not known.
+    in the logits. Also returns the size of a patch, and where the grid lies if it is not all of
+    the image; None for what is not known.
     """
     first = links[0].before
     boxes = boxes[:first]
@@ -96,11 +124,12 @@ def layout_found(
         hint = None
     if grid is None:
         if hint is None or hint.beside != beside:
-            return None, None
+            return None, None, None
         grid = hint.grid
+    part = kept_cells_of(boxes[patches], grid, size)
     prefix = next((count for count, token in enumerate(beside) if count != token), len(beside))
     pool, class_token = pool_read(links, reads, beside, patches, hint)
-    return TokenLayout(prefix, grid, pool, class_token, tuple(beside[prefix:])), patch
+    return TokenLayout(prefix, grid, pool, class_token, tuple(beside[prefix:])), patch, part
 
 
 def pool_read(
