@@ -133,6 +133,81 @@ def test_constants_that_the_network_makes_as_it_runs_are_counted(spoil: Callable
     assert maps.completeness_gap.max() < 1e-12
 
 
+class Scaled(nn.Module):
+    """A ViT with a scale and a shift that are no parameters, and require a gradient."""
+
+    def __init__(self, made: bool = False) -> None:
+        super().__init__()
+        self.inner, self.made = timm_vit(), made
+        self.scale = torch.full((24,), 1.5, dtype=torch.float64, requires_grad=True)
+        self.shift = [torch.full((5,), 0.7, dtype=torch.float64, requires_grad=True)]
+
+    def forward(self, images: torch.Tensor) -> Any:
+        network = self.inner
+        x = network._pos_embed(network.patch_embed(images))
+        scale = self.scale.detach().clone().requires_grad_() if self.made else self.scale
+        for block in network.blocks:
+            x = block(x) * scale
+        return network.forward_head(network.norm(x)) + self.shift[0]
+
+
+def test_tensors_that_require_a_gradient_are_constants() -> None:
+    image = torch.randn(2, 3, 28, 28).double()
+    network, plain = Scaled(), Scaled()
+    plain.scale.requires_grad_(False)
+    plain.shift[0].requires_grad_(False)
+    expected = LibraGradient(check=True)(plain, image, CLASS)
+    maps = LibraGradient(check=True)(network, image, CLASS)
+    torch.testing.assert_close(maps.values, expected.values)
+    assert maps.completeness_gap is not None
+    assert maps.completeness_gap.max() < 1e-12
+    assert network.scale.requires_grad
+    assert network.shift[0].requires_grad
+    with pytest.raises(ValueError, match="it makes tensors that require a gradient as it runs"):
+        LibraGradient()(Scaled(made=True), image, CLASS)
+
+
+class Mapped(nn.Module):
+    """A network that is run image by image by torch.func."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = timm_vit()
+
+    def forward(self, images: torch.Tensor) -> Any:
+        return torch.func.vmap(lambda image: self.inner(image[None])[0])(images)
+
+
+def test_a_network_under_vmap_is_refused_in_a_line() -> None:
+    with pytest.raises(ValueError, match=r"does not fit Mapped: torch\.func\.vmap hides"):
+        LibraGradient()(Mapped(), torch.randn(2, 3, 28, 28).double(), CLASS)
+
+
+class Unseen(torch.autograd.Function):
+    """What torch's functions do not see."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.7
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+def test_a_constant_of_code_that_torch_runs_unseen_is_named() -> None:
+    image = torch.randn(2, 3, 28, 28).double()
+    added = torch.jit.trace(lambda x: x * 1.0 + 0.7, torch.ones(2, dtype=torch.float64))
+    for function, name in ((added, "Add in compiled code"), (Unseen.apply, "Unseen")):
+        network = timm_vit()
+        network.blocks[1].mlp.drop1 = Spoiling(function)
+        with pytest.warns(UserWarning, match=f"no rule for {name}: up to"):
+            maps = LibraGradient()(network, image, CLASS)
+        assert maps.completeness_gap is not None
+        assert maps.completeness_gap.min() > 1e-3
+
+
 class Spoiling(nn.Module):
     """A function of values as a layer."""
 

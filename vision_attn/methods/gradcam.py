@@ -28,7 +28,7 @@ from vision_attn.methods.targets import Target
 from vision_attn.tokens.gradients.levels import Level, find_levels
 from vision_attn.tokens.gradients.mode import HeldGradients
 from vision_attn.tokens.gradients.rules import NORM_RULES
-from vision_attn.tokens.gradients.windows import Window
+from vision_attn.tokens.gradients.windows import ImageWindow
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.modules import LayerLike, attends, module_name, why_opaque
 from vision_attn.tokens.outputs import run
@@ -358,7 +358,7 @@ def places_of_tokens(
     return find_places(network, images, layer)
 
 
-def window_of(network: nn.Module, images: Images, module: nn.Module) -> Window | None:
+def window_of(network: nn.Module, images: Images, module: nn.Module) -> ImageWindow | None:
     """Find what of the image a module's output is of; None: all, as far as is known."""
     try:
         return find_levels(network, images).windows.get(modules_of(network)[module])

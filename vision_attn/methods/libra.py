@@ -16,7 +16,7 @@ from vision_attn.methods.attention_explainer import full_precision
 from vision_attn.methods.base import Explainer, laid
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.gradients.completeness import CountedGradients, account_of
-from vision_attn.tokens.gradients.levels import Level, find_levels
+from vision_attn.tokens.gradients.levels import Level, Levels, find_levels, frozen
 from vision_attn.tokens.gradients.mode import HeldGradients, own_weights_held
 from vision_attn.tokens.modules import why_opaque
 from vision_attn.tokens.outputs import one_row, run
@@ -89,13 +89,13 @@ class LibraGradient(Explainer):
     ) -> Heatmaps:
         search = find_levels(network, images, layout)
         levels = search.levels
-        mode, output = self._run(network, images, levels)
+        mode, output = self._run(network, images, search)
         target = target.fixed(output)
         shares = self._shares(levels, mode, target(output))
         values = torch.stack([on_grid for on_grid, _ in shares]).mean(0)
         gaps = None
         if self.check or search.unknown:
-            gaps = self._gaps(network, images, target, levels)
+            gaps = self._gaps(network, images, target, search)
             if search.unknown and float(gaps.max()) > MISSED:
                 warnings.warn(
                     f"{self}: {type(network).__name__} has no rule for "
@@ -113,12 +113,13 @@ class LibraGradient(Explainer):
         return laid(maps, levels[-1].part)
 
     def _run(
-        self, network: nn.Module, images: Images, levels: Sequence[Level], counted: bool = False
+        self, network: nn.Module, images: Images, search: Levels, counted: bool = False
     ) -> tuple[HeldGradients, Any]:
         """Run the network under the rules, on a graph that begins at the first level."""
+        levels = search.levels
         marks = [(level.mark, level.changed) for level in levels]
         mode = CountedGradients(images, marks) if counted else HeldGradients(marks)
-        with mode, own_weights_held(network, mode.hold):
+        with frozen(search.strays), mode, own_weights_held(network, mode.hold):
             output = run(network, images)
         mode.closed = True
         if len(mode.kept) != len(levels):
@@ -158,15 +159,15 @@ class LibraGradient(Explainer):
             ]
 
     def _gaps(
-        self, network: nn.Module, images: Images, target: Target, levels: Sequence[Level]
+        self, network: nn.Module, images: Images, target: Target, search: Levels
     ) -> Float[Tensor, " b"]:
         """The completeness gap of each image, by a run of its own."""
         gaps = []
         for index, image in enumerate(images):
-            mode, output = self._run(network, image[None], levels, counted=True)
+            mode, output = self._run(network, image[None], search, counted=True)
             assert isinstance(mode, CountedGradients)
             scores = target.at(one_row(index))(output)
-            gaps.append(account_of(scores[0], mode.kept[0], levels[0].channels, mode).gap)
+            gaps.append(account_of(scores[0], mode.kept[0], search.levels[0].channels, mode).gap)
         return torch.tensor(gaps, dtype=torch.float32, device=images.device)
 
 

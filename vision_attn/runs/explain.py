@@ -256,8 +256,8 @@ class Request:
         """
         start = time.perf_counter()
         heatmaps = explainer(self.model, images, target, self.model.layout)
-        every, left_out = heatmaps.values.cpu().numpy(), heatmaps.left_out
-        left_out = None if left_out is None else left_out.cpu().numpy()
+        every, cells = heatmaps.values.cpu().numpy(), heatmaps.left_out
+        left_out = None if cells is None else cells.cpu().numpy()
         seconds = (time.perf_counter() - start) / len(images)
         for i, values in enumerate(every):
             prefix_mass, outlier_mass, completeness_gap = (

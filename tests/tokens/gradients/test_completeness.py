@@ -25,6 +25,14 @@ def drawn(*shape: Any, seed: int = 0) -> torch.Tensor:
 
 X, PARAMETER = drawn(1, 5, 7), drawn(5, 7, seed=1)
 ROWS = torch.tensor([0, 3])
+STATISTICS: tuple[Any, ...] = (
+    PARAMETER[:, 0],
+    PARAMETER[:, 1],
+    PARAMETER[:, 2],
+    PARAMETER[:, 3].abs(),
+)
+BATCH_NORM: Any = torch.batch_norm  # torch's types leave its arguments out
+INSTANCE_NORM: Any = torch.instance_norm
 SQUARE = PARAMETER.T @ PARAMETER
 KERNEL, TIME = drawn(2, 5, 3, seed=5), drawn(1, 7, 2, seed=5)
 FIRST = torch.zeros(1, 1, 7, dtype=torch.long)
@@ -92,16 +100,13 @@ AFFINE: dict[str, Any] = {
     "added to rows": lambda x: x.index_add(1, ROWS, PARAMETER[None, :2], alpha=2),
     "a convolution's bias": lambda x: F.conv1d(x, KERNEL, PARAMETER[0, :2]),
     "a convolution's bias, in time": lambda x: torch.conv_tbc(x, TIME, PARAMETER[0, :2]),
-    "torch's own batch norm": lambda x: torch.batch_norm(x, *STATISTICS, False, 0.1, 1e-5, False),
-    "torch's own instance norm": lambda x: torch.instance_norm(
-        x, *STATISTICS, False, 0.1, 1e-5, False
-    ),
+    "torch's own batch norm": lambda x: BATCH_NORM(x, *STATISTICS, False, 0.1, 1e-5, False),
+    "torch's own instance norm": lambda x: INSTANCE_NORM(x, *STATISTICS, False, 0.1, 1e-5, False),
     "a complex number": lambda x: (torch.complex(x, x) * (2 - 1j) + (1 + 2j)).imag,
     "an imaginary part": lambda x: (torch.complex(x, PARAMETER[None]) * (2 - 1j)).real,
     "one number": lambda x: x.mean() + 0.7,
     "one number, by a mask": lambda x: torch.where(X.mean() > 9, x.mean(), 0.7) + x.sum(),
 }
-STATISTICS = (PARAMETER[:, 0], PARAMETER[:, 1], PARAMETER[:, 2], PARAMETER[:, 3].abs())
 
 
 def part_of(x: Any, write: Any) -> Any:

@@ -104,7 +104,8 @@ class JoinedConstants(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        return (gradient,) * (1 + ctx.count)
+        count: int = ctx.count
+        return (gradient,) * (1 + count)
 
 
 class CountedGradients(HeldGradients):

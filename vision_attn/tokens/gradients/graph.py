@@ -21,7 +21,7 @@ from vision_attn.compat.torch_private import whole_of
 from vision_attn.tokens.gradients.completeness import Holders
 from vision_attn.tokens.gradients.mode import HeldGradients, Mark, tensors_in
 from vision_attn.tokens.gradients.rules import HELD, flows, functions
-from vision_attn.tokens.gradients.windows import Window, Windows
+from vision_attn.tokens.gradients.windows import ImageWindow, ImageWindows
 
 __all__ = ["GraphMode", "Value", "cuts_of", "order_of"]
 
@@ -49,7 +49,7 @@ class Value:
     mark: Mark
     single: bool = True
     changed: bool = False
-    window: Window | None = None
+    window: ImageWindow | None = None
 
     @property
     def on_a_grid(self) -> bool:
@@ -85,7 +85,7 @@ class GraphMode(HeldGradients):
         self.names: dict[Any, str] = {}
         self.attention_calls: list[int] = []
         self.held: dict[str, None] = {}
-        self._windows = Windows((1, 1) if size is None else size)
+        self._windows = ImageWindows((1, 1) if size is None else size)
         self._holders = Holders()
         self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._in_memory: dict[int, Value] = {}
@@ -112,7 +112,7 @@ class GraphMode(HeldGradients):
         self._holders.hold(weights, "attention weights")
         return weights
 
-    def window(self, x: Any) -> Window | None:
+    def window(self, x: Any) -> ImageWindow | None:
         """Return what of the image a value is of; None: all of it, as far as is known."""
         return self._windows.of(x) if isinstance(x, Tensor) else None
 
@@ -121,6 +121,9 @@ class GraphMode(HeldGradients):
     ) -> None:
         operands = [*tensors_in(args), *tensors_in(kwargs)]
         flowing = any(map(flows, operands))
+        for x in operands:
+            if x.grad_fn is not None:  # what no function of torch's gave has none's name
+                self.names.setdefault(x.grad_fn, "")
         if flowing:
             self.held |= dict.fromkeys(self._holders.joining(func, args, kwargs).values())
         self._holders.follow(func, args, operands, out, flowing)

@@ -26,7 +26,7 @@ from vision_attn.inference import asked_once, eval_mode, frozen_parameters, infe
 from vision_attn.tokens.gradients.graph import GraphMode, Value, cuts_of, order_of
 from vision_attn.tokens.gradients.mode import CallCounter, Mark, own_weights_held
 from vision_attn.tokens.gradients.operations import unknown_operations
-from vision_attn.tokens.gradients.windows import Window, feature_axes
+from vision_attn.tokens.gradients.windows import ImageWindow, feature_axes
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.outputs import described, head_given, only_tensor, tensors_of
 from vision_attn.tokens.path.cells import KeptCells
@@ -38,7 +38,7 @@ from vision_attn.tokens.record.log import RecordError
 from vision_attn.tokens.trace.tracer import Tracer
 from vision_attn.types import Images, TokenLayout
 
-__all__ = ["Level", "Levels", "find_levels"]
+__all__ = ["Level", "Levels", "find_levels", "frozen"]
 
 SUMS = {"add", "add_", "__iadd__"}
 NORM_NAMES = {"layer_norm", "rms_norm", "group_norm", "batch_norm"}
@@ -97,6 +97,7 @@ class Levels:
 
     Attributes:
         refusal: Why there is no level; None: there is one.
+        strays: Tensors that require a gradient and are no parameters; they are held constant.
         crops: Whether some of the tokens or features is left out on the way to the logits.
         windows: What the outputs of modules are of, by their names, where it is not all of the
             image.
@@ -116,8 +117,9 @@ class Levels:
     unknown: Sequence[str] = ()
     refusal: str | None = None
     readout: Level | None = None
+    strays: Sequence[Tensor] = ()
     crops: bool = False
-    windows: Mapping[str, Window] = field(default_factory=dict)
+    windows: Mapping[str, ImageWindow] = field(default_factory=dict)
 
 
 def _levels(_network: nn.Module) -> dict[Any, Levels]:
@@ -141,14 +143,29 @@ def find_levels(network: nn.Module, images: Images, layout: TokenLayout | None =
     return levels[key]
 
 
-def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = None) -> Levels:
-    """Find the levels by a run, without a cache."""
+def run_levels(
+    network: nn.Module,
+    image: Images,
+    layout: TokenLayout | None = None,
+    strays: Sequence[Tensor] = (),
+) -> Levels:
+    """Find the levels by a run, without a cache.
+
+    strays: tensors that are to be held constant; where a run finds some, another follows.
+    """
     mode = GraphMode((image.shape[2], image.shape[3]))
-    windows: dict[str, Window] = {}
-    with unedited(), uncompiled(), eval_mode(network), frozen_parameters(network):
+    windows: dict[str, ImageWindow] = {}
+    with (
+        unedited(), uncompiled(), eval_mode(network), frozen_parameters(network), frozen(strays),
+    ):  # fmt: skip
         written = image.requires_grad_().clone()  # into which it may write
         with mode, own_weights_held(network, mode.hold), windows_noted(network, mode, windows):
-            out = infer(network, written)
+            try:
+                out = infer(network, written)
+            except NotImplementedError as error:
+                if "BatchedTensor" not in str(error):
+                    raise
+                return Levels([], refusal=UNDER_VMAP)
         image.requires_grad_(False)
     meant = only_tensor(out)
     outputs = tensors_of(out) if meant is None else [meant]
@@ -156,6 +173,11 @@ def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = N
     if not roots:
         return Levels([], refusal=NO_GRADIENT)
     order = order_of(roots)
+    others = [leaf for leaf in leaves_of(order) if leaf is not image]
+    if others and not strays:
+        return run_levels(network, image, layout, others)
+    if others:
+        return Levels([], refusal=MADE_LEAVES)
     cuts = cuts_of(order, roots)
     runs = values_on_grids(cuts, mode)
     unknown = unknown_operations(order, mode)
@@ -180,12 +202,30 @@ def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = N
     if not attends and on_last_grid and len(on_last_grid[-1].mark.shape) == 4:
         on_last_grid = on_last_grid[-1:]  # of features: before the last, their gradients are noise
     refusal = None if on_last_grid else NO_PLACE
-    return Levels(on_last_grid, unknown, refusal, readout, crops, windows)
+    return Levels(on_last_grid, unknown, refusal, readout, strays, crops, windows)
+
+
+def leaves_of(order: Sequence[Any]) -> list[Tensor]:
+    """List the tensors that a graph begins with."""
+    leaves = (getattr(node, "variable", None) for node in order)
+    return [leaf for leaf in leaves if leaf is not None]
+
+
+@contextmanager
+def frozen(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Have these tensors require no gradient while this is open."""
+    for x in tensors:
+        x.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for x in tensors:
+            x.requires_grad_()
 
 
 @contextmanager
 def windows_noted(
-    network: nn.Module, mode: GraphMode, windows: dict[str, Window]
+    network: nn.Module, mode: GraphMode, windows: dict[str, ImageWindow]
 ) -> Iterator[None]:
     """Note what the outputs of modules are of, by their names, where it is not all of the image."""
 
@@ -320,7 +360,7 @@ def placed(
     ]
 
 
-def in_window(level: Level, window: Window | None) -> Level:
+def in_window(level: Level, window: ImageWindow | None) -> Level:
     """Return a level with the cells that it is, as its tokens' origins or its window tell.
 
     Where nothing was left out on the way, it is of all the image: a token that attention makes of
@@ -376,7 +416,7 @@ def by_shape(
     shape = value.mark.shape
     if shape[0] != 1:  # windows, or tokens as a batch: only one image was run
         return None
-    h, w = (value.window or Window()).pixels(size)
+    h, w = (value.window or ImageWindow()).pixels(size)
     size = round(h), round(w)
     channels = feature_axes(shape, size)
     if channels is not None:
@@ -435,6 +475,11 @@ def by_origins(value: Value, ids: Tensor, tracer: Tracer, size: tuple[int, int])
 NO_GRADIENT = (
     "no gradient of its output reaches the image: it runs without gradients, is quantised, or "
     "gives probabilities, which are held constant as weights are: explain its logits"
+)
+UNDER_VMAP = "torch.func.vmap hides its values: have it run all images at once"
+MADE_LEAVES = (
+    "it makes tensors that require a gradient as it runs, and gradients of the image alone are "
+    "shares: make them without requires_grad"
 )
 NO_LEVEL = (
     "everything that its logits are made of goes through no tokens or features in one place: "

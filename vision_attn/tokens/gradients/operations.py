@@ -73,7 +73,7 @@ def unknown_operations(order: Sequence[Any], mode: GraphMode) -> list[str]:
     names: dict[Any, str] = {}
     unknown: dict[str, None] = {}
     for node in order:
-        name = mode.names.get(node) or names.get(node, "")
+        name = mode.names.get(node, names.get(node, ""))
         for part, _ in node.next_functions:
             names.setdefault(part, name)
         kind = kind_of(node)
@@ -81,5 +81,5 @@ def unknown_operations(order: Sequence[Any], mode: GraphMode) -> list[str]:
         alone = kind in PRODUCTS and parts > 1 + kind.startswith("Add") and name not in RULED
         constant = kind in JOINING and parts < 2 and name not in COUNTED
         if kind not in LINEAR | HOMOGENEOUS | OWN | ENDS or alone or constant:
-            unknown[name or kind] = None
+            unknown[name or (f"{kind} in compiled code" if kind in LINEAR else kind)] = None
     return list(unknown | mode.held)

@@ -18,22 +18,22 @@ from vision_attn.tokens.gradients.mode import tensors_in
 from vision_attn.tokens.gradients.rules import flows, functions
 from vision_attn.tokens.path.cells import KeptCells
 
-__all__ = ["Window", "Windows", "feature_axes"]
+__all__ = ["ImageWindow", "ImageWindows", "feature_axes"]
 
 CROPS = functions("getitem narrow index_select")
 PADS = functions("pad constant_pad_nd")
 ALIKE, UNLIKE = 1.25, 1.5  # times the image's proportions: a map of it, and none
 
 
-class Window(NamedTuple):
+class ImageWindow(NamedTuple):
     """A part of the image in shares of its height and width.
 
     Attributes:
         crops: Whether something was left out on the way; paddings alone make a window, too.
 
     Examples:
-        >>> from vision_attn.tokens.gradients.windows import Window
-        >>> window = Window((0.25, 0.0), (0.75, 1.0))
+        >>> from vision_attn.tokens.gradients.windows import ImageWindow
+        >>> window = ImageWindow((0.25, 0.0), (0.75, 1.0))
         >>> window.pixels((32, 48)), window.cells((2, 6))
         ((16.0, 48.0), KeptCells(grid=(4, 6), rows=(1, 2), columns=(0, 1, 2, 3, 4, 5)))
     """
@@ -62,15 +62,15 @@ class Window(NamedTuple):
         (h, rows), (w, columns) = lines
         return None if (h, w) == grid else KeptCells((h, w), rows, columns)
 
-    def of(self, axis: int, first: float, last: float, crops: bool = True) -> "Window":
+    def of(self, axis: int, first: float, last: float, crops: bool = True) -> "ImageWindow":
         """Return the part from one share of an axis, 0 or 1, to another."""
         start, end = [*self.start], [*self.end]
         extent = end[axis] - start[axis]
         start[axis], end[axis] = start[axis] + first * extent, start[axis] + last * extent
-        return Window((start[0], start[1]), (end[0], end[1]), self.crops or crops)
+        return ImageWindow((start[0], start[1]), (end[0], end[1]), self.crops or crops)
 
 
-class Windows:
+class ImageWindows:
     """The windows of the values of a run; what has none is of the whole image.
 
     What is left of tokens, or of every second row, has the window of what it was taken of.
@@ -80,21 +80,21 @@ class Windows:
 
     Examples:
         >>> import torch
-        >>> from vision_attn.tokens.gradients.windows import Windows
-        >>> windows, x = Windows((4, 6)), torch.rand(1, 3, 4, 6, requires_grad=True)
+        >>> from vision_attn.tokens.gradients.windows import ImageWindows
+        >>> windows, x = ImageWindows((4, 6)), torch.rand(1, 3, 4, 6, requires_grad=True)
         >>> top = x.narrow(2, 0, 2)
         >>> windows.follow(torch.Tensor.narrow, (x, 2, 0, 2), {}, [top])
         >>> windows.of(top)
-        Window(start=(0.0, 0.0), end=(0.5, 1.0), crops=True)
+        ImageWindow(start=(0.0, 0.0), end=(0.5, 1.0), crops=True)
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
         self.size = size
         self._windows: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
-    def of(self, x: Tensor) -> Window | None:
+    def of(self, x: Tensor) -> ImageWindow | None:
         """Return what a value is of; None: the whole image, as far as is known."""
-        window: Window | None = self._windows.get(x)
+        window: ImageWindow | None = self._windows.get(x)
         return window
 
     def follow(
@@ -115,7 +115,7 @@ class Windows:
             if largest.ndim == 4:
                 window = self._moved(func, args, kwargs, window)
             elif outs[0].ndim == largest.ndim == 3 and outs[0].shape[1] < largest.shape[1]:
-                window = (window or Window())._replace(crops=True)
+                window = (window or ImageWindow())._replace(crops=True)
         if window is not None:
             for x in outs:
                 self._windows[x] = window
@@ -125,10 +125,10 @@ class Windows:
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        window: Window | None,
-    ) -> Window | None:
+        window: ImageWindow | None,
+    ) -> ImageWindow | None:
         """Find what is left of a map, which is of this window; None: all of the image."""
-        shape, moved = args[0].shape, window or Window()
+        shape, moved = args[0].shape, window or ImageWindow()
         channels = feature_axes(shape, moved.pixels(self.size))
         axes = [axis for axis in (1, 2, 3) if axis != channels] if channels is not None else []
         for line, axis in enumerate(axes):
@@ -147,7 +147,7 @@ class Windows:
             if picked.ndim == 4 and 0 < len(picks) < side:
                 step = min(b - a for a, b in itertools.pairwise(picks)) if picks[1:] else 1
                 moved = moved.of(line, picks[0] / side, min(picks[-1] + step, side) / side)
-        return None if moved == Window() else moved
+        return None if moved == ImageWindow() else moved
 
 
 def feature_axes(shape: Sequence[int], size: tuple[int, int] | tuple[float, float]) -> int | None:
