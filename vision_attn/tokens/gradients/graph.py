@@ -121,9 +121,6 @@ class GraphMode(HeldGradients):
     ) -> None:
         operands = [*tensors_in(args), *tensors_in(kwargs)]
         flowing = any(map(flows, operands))
-        for x in operands:
-            if x.grad_fn is not None:  # what no function of torch's gave has none's name
-                self.names.setdefault(x.grad_fn, "")
         if flowing:
             self.held |= dict.fromkeys(self._holders.joining(func, args, kwargs).values())
         self._holders.follow(func, args, operands, out, flowing)
@@ -152,6 +149,9 @@ class GraphMode(HeldGradients):
                 self._in_memory[x.untyped_storage().data_ptr()] = value
             elif x.is_floating_point() and (weighs or func in HELD["softmax weights"]):
                 self._weights[x] = True
+        for x in operands:
+            if x.grad_fn is not None:  # no function of torch's gave it: it has no name
+                self.names.setdefault(x.grad_fn, "")
 
     def _mark_of(self, func: Callable[..., Any], x: Tensor) -> Mark:
         name, shape = func.__name__, tuple(x.shape)
