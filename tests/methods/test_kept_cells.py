@@ -27,6 +27,7 @@ from vision_attn.methods.smoothing import smoothed
 from vision_attn.render import Scale
 from vision_attn.runs.maps import Map
 from vision_attn.tokens.gradients.levels import find_levels
+from vision_attn.tokens.gradients.windows import takes_parts
 from vision_attn.types import Heatmaps, TokenLayout
 
 PATCH, H, W, D = 5, 5, 7, 14
@@ -189,6 +190,15 @@ def test_features_of_a_crop_lie_in_it(
     assert divmod(int(maps.values.abs().argmax()), 12) == (row, column)
     assert maps.left_out is not None
     assert int((~maps.left_out).sum()) == round(96 * (edges[1] - edges[0]) * (edges[3] - edges[2]))
+
+
+def test_windows_are_looked_for_only_where_a_part_of_a_value_is_taken() -> None:
+    plain, cropping = Convolutions(whole, 1), Convolutions(lambda x: x[:, :, 1:], 1)
+    for network in (plain, cropping):
+        assert takes_parts(network, IMAGES)  # as far as is known before a run
+        GradCAM()(network, IMAGES)
+    assert not takes_parts(plain, IMAGES) and takes_parts(cropping, IMAGES)
+    assert takes_parts(plain, IMAGES[:, :, :-1])  # another size may be cropped
 
 
 def test_a_layout_that_is_given_is_of_the_tokens_alone() -> None:

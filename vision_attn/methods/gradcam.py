@@ -28,7 +28,7 @@ from vision_attn.methods.targets import Target
 from vision_attn.tokens.gradients.levels import Level, find_levels
 from vision_attn.tokens.gradients.mode import HeldGradients
 from vision_attn.tokens.gradients.rules import NORM_RULES
-from vision_attn.tokens.gradients.windows import ImageWindow
+from vision_attn.tokens.gradients.windows import ImageWindow, parts_noted, takes_parts
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.modules import LayerLike, attends, module_name, why_opaque
 from vision_attn.tokens.outputs import run
@@ -67,8 +67,8 @@ class ClassActivationMap(Explainer):
             convolutional network makes (pools excepted). In a transformer that classifies by its
             patches, by their mean or an attention pool, it takes the tokens as they are read: what
             the last norm gives, or the last block where the norm follows the mean. The divisors of
-            norms behind them are constants in the gradient, which would cancel otherwise. Such a map
-            says which tokens hold evidence at the end, not where attention brought it from. In a
+            norms behind them are constants in the gradient, which would cancel otherwise. It says
+            then which tokens hold evidence at the end, not where attention brought it from. In a
             transformer that classifies by a class token it takes the norm before the last
             attention: there the class token has not yet read the patches, so the gradient reaches
             them; where norms follow the attention (post-norm), the output of the block before the
@@ -171,7 +171,11 @@ class ClassActivationMap(Explainer):
         norms = place_norms(network) if self.after_norm and self.layer is None else []
         layers = find_layers(network, self.layer)
         sources: list[nn.Module] = []
-        with cut(layers, norms, sources) as leaves, linear_by_convolution(layers[0]) as is_linear:
+        with (
+            cut(layers, norms, sources) as leaves,
+            linear_by_convolution(layers[0]) as is_linear,
+            parts_noted(network, images),
+        ):
             output = run(network, images)
         if not leaves and is_linear and self.layer is None:
             layers = find_layers(network, None, before=layers[0])
@@ -361,7 +365,8 @@ def places_of_tokens(
 def window_of(network: nn.Module, images: Images, module: nn.Module) -> ImageWindow | None:
     """Find what of the image a module's output is of; None: all, as far as is known."""
     try:
-        return find_levels(network, images).windows.get(modules_of(network)[module])
+        windows = find_levels(network, images).windows if takes_parts(network, images) else {}
+        return windows.get(modules_of(network)[module])
     except Exception:  # its own code: the run itself says so
         return None
 

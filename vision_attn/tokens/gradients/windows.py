@@ -7,18 +7,23 @@ Axes: b batch, c channels, h height, w width.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from vision_attn.compat.torch_private import uncompiled
+from vision_attn.inference import asked_once
 from vision_attn.tokens.gradients.mode import tensors_in
 from vision_attn.tokens.gradients.rules import flows, functions
 from vision_attn.tokens.path.cells import KeptCells
+from vision_attn.types import Images
 
-__all__ = ["ImageWindow", "ImageWindows", "feature_axes"]
+__all__ = ["ImageWindow", "ImageWindows", "feature_axes", "parts_noted", "takes_parts"]
 
 CROPS = functions("getitem narrow index_select")
 PADS = functions("pad constant_pad_nd")
@@ -166,3 +171,47 @@ def feature_axes(shape: Sequence[int], size: tuple[int, int] | tuple[float, floa
     best = min(skews, key=lambda axis: skews[axis])
     other = skews[4 - best]
     return best if skews[best] < ALIKE and (other > UNLIKE or best == 1) else None
+
+
+class PartsSeen(TorchFunctionMode):
+    """Whether a run takes a part of a value: a slice, chosen rows, a padding below 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.any = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if (func in CROPS or func in PADS) and isinstance(out, Tensor) and not self.any:
+            whole, *_ = [*tensors_in(args), *tensors_in(kwargs or {})]
+            self.any = out.ndim != whole.ndim or any(
+                part < side for part, side in zip(out.shape, whole.shape, strict=True)
+            )
+        return out
+
+
+@contextmanager
+def parts_noted(network: nn.Module, images: Images) -> Iterator[None]:
+    """Note in the first run on images of a size whether the network takes parts of its values."""
+    noted, size = asked_once(network, _parts), tuple(images.shape[1:])
+    if size in noted:
+        yield
+        return
+    with uncompiled(), PartsSeen() as seen:
+        yield
+    noted[size] = seen.any
+
+
+def takes_parts(network: nn.Module, images: Images) -> bool:
+    """Whether a network takes a part of a value, which may be a crop, as far as is noted."""
+    return asked_once(network, _parts).get(tuple(images.shape[1:]), True)
+
+
+def _parts(_network: nn.Module) -> dict[Any, bool]:
+    return {}
