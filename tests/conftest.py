@@ -56,6 +56,9 @@ if os.environ.get("VISION_ATTN_TYPECHECK", "1") != "0":
 if not any(os.environ.get(name) for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):
     os.environ["GOMP_SPINCOUNT"] = "2000"  # as the command line does, here and in every process
 
+# As make test does. Else `fit` says that it takes fewer threads where other programs are busy.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if os.environ.get("PYTEST_XDIST_WORKER"):
     atexit.register(os._exit, 0)  # the last to be called: to take down what is loaded takes seconds
     import torch

@@ -72,6 +72,7 @@ def test_no_two_pages_have_one_address_where_large_letters_are_small_ones() -> N
     assert [uri for uri, count in Counter(pages).items() if count > 1] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", pages_module().stems())
 def test_the_links_of_the_tables_lead_to_pages_in_each_language(stem: Any) -> None:
     text = (DOCS / f"reference/{stem}.md").read_text(encoding="utf-8")

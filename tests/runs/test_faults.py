@@ -23,7 +23,13 @@ ERRORS = [
     MemoryError(),
     KeyError(274),
 ]
-each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+each_error = pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(error, id=type(error).__name__, marks=pytest.mark.slow if index else [])
+        for index, error in enumerate(reversed(ERRORS))
+    ],
+)
 SPOILED = (67, 30)
 
 

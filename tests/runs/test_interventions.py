@@ -323,7 +323,9 @@ SCORED = {
 
 
 @pytest.mark.parametrize("options", SCORED.values(), ids=SCORED)
-@pytest.mark.parametrize("kind", ["zero", "mean", "uniform"])
+@pytest.mark.parametrize(
+    "kind", ["mean", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("zero", "uniform"))]
+)
 def test_our_own_attention_of_any_score_and_window(options: dict[str, Any], kind: str) -> None:
     torch.manual_seed(7)
     attention = lambda dim, heads: MultiHeadAttention(dim, heads, **options)  # noqa: E731

@@ -1,5 +1,6 @@
 """Options as people type them: what they change, and one line for what is wrong with them."""
 
+import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_options_that_would_be_ignored_in_silence_are_refused(
         ("--model.network vision_attn.models.SEResNt", "mean vision_attn.models.SEResNet?"),
         ("--model.network nowhere.ViT", "model.network: nowhere.ViT was not imported: a config"),
         ("--model.network vision_attn.nowhere.ViT", "no class 'vision_attn.nowhere"),
-        ("--model.network SENet", "reduction: did you mean vision_attn.models.SEResNet?"),
+        ("--model.network SENet", "did you mean vision_attn.models.SEResNet?"),
         ("--name ../../x", "--name '../../x': expected the name of a folder, without a path"),
         ("--name ..", "--name '..': expected the name of a folder"),
         ("--trainer.devices -3", "--trainer.devices -3: "),
@@ -101,6 +102,14 @@ def test_a_wrong_word_is_one_line(
 ) -> None:
     assert fit(*words.split()) == 2
     assert message in complaint()
+
+
+def test_a_class_of_that_name_in_a_loaded_library_is_not_meant(
+    fit: Callable[..., int], complaint: Callable[..., Any]
+) -> None:
+    assert importlib.import_module("timm.models.senet").SENet
+    assert fit("--model.network", "SENet") == 2
+    assert "reduction: did you mean vision_attn.models.SEResNet?" in complaint()
 
 
 @pytest.mark.parametrize(
