@@ -20,7 +20,7 @@ from vision_attn.arguments import checked
 from vision_attn.inference import infer
 from vision_attn.methods.base import Explainer, laid
 from vision_attn.methods.targets import Target, TargetLike
-from vision_attn.tokens.gradients.levels import find_levels
+from vision_attn.tokens.gradients.levels import levels_or_none
 from vision_attn.tokens.outputs import check_finite, run
 from vision_attn.tokens.path.branches import without_readout
 from vision_attn.tokens.path.cells import KeptCells
@@ -283,12 +283,8 @@ def kept_cells(network: nn.Module, images: Images, path: Path) -> KeptCells | No
     the network must crop, too.
     """
     part = None if path.chain is None else path.chain.part
-    if part is None:
-        return None
-    try:
-        return part if find_levels(network, images).crops else None
-    except Exception:  # its own code: the run itself says so
-        return None
+    levels = None if part is None else levels_or_none(network, images)
+    return part if levels is not None and levels.crops else None
 
 
 def _traced(

@@ -25,7 +25,7 @@ from vision_attn.hooks import Hooks
 from vision_attn.inference import asked_once, modules_of
 from vision_attn.methods.base import Explainer, laid
 from vision_attn.methods.targets import Target
-from vision_attn.tokens.gradients.levels import Level, find_levels
+from vision_attn.tokens.gradients.levels import Level, levels_or_none
 from vision_attn.tokens.gradients.mode import HeldGradients
 from vision_attn.tokens.gradients.rules import NORM_RULES
 from vision_attn.tokens.gradients.windows import ImageWindow, parts_noted, takes_parts
@@ -345,10 +345,8 @@ def readout_of(network: nn.Module, images: Images, layout: TokenLayout | None) -
     """Find the tokens as the classifier reads them, where attention ends and patches are read."""
     if not asked_once(network, _ends_in_attention):
         return None
-    try:
-        return find_levels(network, images, layout).readout
-    except Exception:  # its own code: the run itself says so
-        return None
+    levels = levels_or_none(network, images, layout)
+    return None if levels is None else levels.readout
 
 
 def places_of_tokens(
@@ -364,11 +362,8 @@ def places_of_tokens(
 
 def window_of(network: nn.Module, images: Images, module: nn.Module) -> ImageWindow | None:
     """Find what of the image a module's output is of; None: all, as far as is known."""
-    try:
-        windows = find_levels(network, images).windows if takes_parts(network, images) else {}
-        return windows.get(modules_of(network)[module])
-    except Exception:  # its own code: the run itself says so
-        return None
+    levels = levels_or_none(network, images) if takes_parts(network, images) else None
+    return None if levels is None else levels.windows.get(modules_of(network)[module])
 
 
 def inverse(x: Tensor) -> Tensor:

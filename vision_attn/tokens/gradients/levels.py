@@ -38,7 +38,7 @@ from vision_attn.tokens.record.log import RecordError
 from vision_attn.tokens.trace.tracer import Tracer
 from vision_attn.types import Images, TokenLayout
 
-__all__ = ["Level", "Levels", "find_levels", "frozen"]
+__all__ = ["Level", "Levels", "find_levels", "frozen", "levels_or_none"]
 
 SUMS = {"add", "add_", "__iadd__"}
 NORM_NAMES = {"layer_norm", "rms_norm", "group_norm", "batch_norm"}
@@ -141,6 +141,19 @@ def find_levels(network: nn.Module, images: Images, layout: TokenLayout | None =
         with torch.inference_mode(False), torch.enable_grad():
             levels[key] = run_levels(network, images[:1].detach().clone(), layout)
     return levels[key]
+
+
+def levels_or_none(
+    network: nn.Module, images: Images, layout: TokenLayout | None = None
+) -> Levels | None:
+    """Find the levels as `find_levels` does; None where the network's own code fails under it.
+
+    For methods that can do without: where their own run fails too, that says why.
+    """
+    try:
+        return find_levels(network, images, layout)
+    except Exception:
+        return None
 
 
 def run_levels(
