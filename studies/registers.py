@@ -151,9 +151,9 @@ def hits_and_norms(
     items = samples.chosen(most)
     labels = torch.tensor([samples.sample(item).label for item in items])
     batches = images_of(model, photos, most).split(BATCH)
-    found = torch.cat([infer(network, batch).argmax(dim=1) for batch in batches])
+    predicted = torch.cat([infer(network, batch).argmax(dim=1) for batch in batches])
     norms = torch.cat([norms_by_level(network, batch) for batch in batches])
-    return (found == labels).double(), norms
+    return (predicted == labels).double(), norms
 
 
 HEADER = (

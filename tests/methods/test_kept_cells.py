@@ -5,15 +5,22 @@ The oracle is the same network given an image that is made of the kept patches a
 Axes: b batch, d width, h rows and w columns of patches.
 """
 
+import json
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
+import vision_attn
+from vision_attn.data import Preprocess
 from vision_attn.methods import (
     Explainer,
     GradCAM,
@@ -24,11 +31,12 @@ from vision_attn.methods import (
     Rollout,
 )
 from vision_attn.methods.smoothing import smoothed
+from vision_attn.pages.gallery.drawing import _map
 from vision_attn.render import Scale
 from vision_attn.runs.maps import Map
 from vision_attn.tokens.gradients.levels import find_levels
 from vision_attn.tokens.gradients.windows import takes_parts
-from vision_attn.types import Heatmaps, TokenLayout
+from vision_attn.types import Heatmaps, Model, TokenLayout
 
 PATCH, H, W, D = 5, 5, 7, 14
 IMAGES = torch.rand(2, 3, H * PATCH, W * PATCH, generator=torch.Generator().manual_seed(0))
@@ -266,3 +274,38 @@ def test_a_caption_says_what_was_left_out() -> None:
     coarse = maps.resized(10, 14).left_out
     assert coarse is not None
     assert int(coarse.sum()) == 4 * 20
+
+
+def cropping_model() -> Model:
+    preprocess = Preprocess((H * PATCH, W * PATCH), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    return vision_attn.wrap(Cropping(before=KEPT["no border"][0]).eval(), preprocess)
+
+
+def photo_in(folder: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "photo.png")
+    return folder / "photo.png"
+
+
+def test_a_page_to_inspect_says_what_was_left_out(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    vision_attn.inspect(cropping_model(), photo_in(tmp_path), ["Rollout", "EdgeMap"], output=page)
+    said = "the network leaves out 20 of 35 cells, where the map is 0."
+    assert page.read_text(encoding="utf-8").count(said) == 1
+
+
+def test_results_keep_what_was_left_out(tmp_path: Path) -> None:
+    model, photo = cropping_model(), photo_in(tmp_path)
+    (explained,) = model.explain(photo, Rollout()).maps
+    vision_attn.gallery(
+        model, tmp_path, ["Rollout", "EdgeMap"], output=tmp_path / "out", save="maps"
+    )
+    with vision_attn.open_results(tmp_path / "out") as results:
+        row, whole = results
+        inside = {W * y + x for y in (1, 2, 3) for x in (1, 2, 3, 4, 5)}
+        assert row["left_out"] == sorted({*range(H * W)} - inside)
+        assert "left_out" not in whole
+        again = _map(Rollout(), results.map(0), model, row)
+        assert again.caution == explained.caution != ""
+        if find_spec("pyarrow"):
+            assert json.loads(results.table().to_pylist()[0]["left_out"]) == row["left_out"]

@@ -326,6 +326,8 @@ class Explanation:
         record["outlier_mass"] = found.outlier_mass
         if found.completeness_gap is not None:
             record["completeness_gap"] = round(found.completeness_gap, 6)
+        if found.left_out is not None:
+            record["left_out"] = np.flatnonzero(found.left_out).tolist()
         if found.unproven:
             record["unproven"] = True
         if found.note:

@@ -37,7 +37,7 @@ class Map:
         explained: What is explained, in words; empty where `target` is None.
         seconds: The photo's share of its batch.
         query: The place (x, y) whose attention is shown, as shares of the network's input.
-        left_out: As in `Heatmaps`.
+        left_out: As in `Heatmaps`; a record lists the numbers of these cells, row by row.
         unproven: Whether the method was not asked for, and no scores have shown that its maps can
             be trusted for this model.
 

@@ -29,6 +29,7 @@ TYPES = {
     "prefix_mass": "float64",
     "outlier_mass": "float64",
     "completeness_gap": "float64",
+    "left_out": "string",  # as JSON
     "unproven": "bool",
     "note": "string",
     "seconds": "float64",
@@ -61,4 +62,6 @@ def write_parquet(folder: Path) -> Path | None:
 def _flat(line: bytes) -> dict[str, Any]:
     record: dict[str, Any] = json.loads(line)
     record["options"] = json.dumps(record.get("options", {}), ensure_ascii=False)
+    if "left_out" in record:
+        record["left_out"] = json.dumps(record["left_out"])
     return record

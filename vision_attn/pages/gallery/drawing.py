@@ -228,7 +228,8 @@ def _photo_file(results: SavedResults, place: int) -> str:
 
 
 def _map(explainer: Explainer, values: np.ndarray, model: Model, record: dict[str, Any]) -> Map:
-    mass = record.get("prefix_mass")
+    mass, cells = record.get("prefix_mass"), record.get("left_out")
+    left_out = None if cells is None else np.isin(np.arange(values.size), cells)
     return Map(
         explainer=explainer,
         values=values,
@@ -242,4 +243,5 @@ def _map(explainer: Explainer, values: np.ndarray, model: Model, record: dict[st
         seconds=record.get("seconds", 0.0),
         query=query_place(explainer, model),
         unproven=record.get("unproven", False),
+        left_out=None if left_out is None else left_out.reshape(values.shape),
     )

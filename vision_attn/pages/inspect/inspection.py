@@ -334,11 +334,12 @@ class Look:
             numbers = list(explained) if explainer.class_specific else [None]
             for at, found in enumerate(maps):
                 mass = found.prefix_mass
+                remarks = [f"{one}." for one in (found.missing, found.partial) if one]
                 yield parts.ShownMap(
                     method=found.method,
                     baseline=isinstance(explainer, Baseline),
                     values=found.values,
-                    about=about,
+                    about=" ".join([about, *remarks]),
                     passed=self._passed(explainer),
                     target=numbers[at],
                     unit=found.scale.unit,
