@@ -1,13 +1,14 @@
 """A headless Chromium, and pages opened in it that must not complain or reach for the network."""
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Frame, Page, sync_playwright
 
 from vision_attn.pages import inspect as parts
 
@@ -24,6 +25,13 @@ globalThis.requestAnimationFrame = (draw) => {
   return 1;
 };
 """
+
+# What was asked for is opened, and its canvases have followed their elements' sizes.
+IS_SHOWN = """views.length === state.views.length
+  && state.views.every(({ item }) => items[item])
+  && views.every(({ stage: { canvas, element } }) =>
+    canvas.width === Math.round(element.clientWidth * devicePixelRatio)
+    && canvas.height === Math.round(element.clientHeight * devicePixelRatio))"""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,6 +65,20 @@ def window(browser: Browser) -> Iterator[Open]:
     yield open_window
     for context in contexts:
         context.close()
+
+
+def until(page: Page | Frame, condition: str, seconds: float = 60) -> None:
+    """Waits for a condition; a page's policy may forbid what Playwright's own waiting does."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(20)
+
+
+def settle(page: Page | Frame) -> None:
+    """Until a page to inspect shows what was asked for last."""
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    until(page, IS_SHOWN)
 
 
 def link_of(page: Page) -> str:

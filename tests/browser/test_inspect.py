@@ -21,7 +21,7 @@ from vision_attn.pages.inspect import (
 )
 from vision_attn.render import ColorMap, Dim, overlay, times_uniform
 
-from .conftest import link_of
+from .conftest import link_of, settle
 
 pytestmark = pytest.mark.browser
 
@@ -101,11 +101,6 @@ def shown_map(page: Any, view: int = 0) -> np.ndarray:
 
 def read(picture: bytes) -> Image.Image:
     return Image.open(io.BytesIO(picture))
-
-
-def settle(page: Any) -> None:
-    """Until the frame that shows the last change."""
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def click_patch(

@@ -12,6 +12,8 @@ from vision_attn.pages.inspect.encoding import with_components, with_nearest
 from vision_attn.runs.patches import components_of
 from vision_attn.runs.similarity import PhotoSimilarity
 
+from .conftest import settle
+
 pytestmark = pytest.mark.browser
 
 RNG = np.random.default_rng(0)
@@ -58,10 +60,6 @@ def cosines(query: Features, row: int, column: int, keys: Any) -> np.ndarray:
 def map_of(page: Any, which: str) -> np.ndarray:
     values, grid = page.evaluate(f"[[...{which}.map.values], {which}.map.grid]")
     return np.reshape(values, grid)
-
-
-def settle(page: Any) -> None:
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def click_patch(page: Any, row: int, column: int, grid: tuple[int, int]) -> None:

@@ -2,7 +2,6 @@
 
 import io
 import shutil
-import time
 from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +22,9 @@ from vision_attn.methods import GradCAM, LeGrad, QueryKey, Rollout
 from vision_attn.models import SEResNet, ViT
 from vision_attn.pages.live.report import live
 from vision_attn.types import Calibration, Model, Trust
+
+from . import conftest
+from .conftest import until
 
 pytestmark = pytest.mark.browser
 
@@ -98,21 +100,13 @@ def assert_chances(page: Page, model: Model, logits: torch.Tensor, tolerance: fl
         assert chance == pytest.approx(wanted[name], abs=tolerance)
 
 
-def until(page: Page, condition: str, seconds: float = 60) -> None:
-    """Waits for a condition; the page's policy forbids what Playwright's own waiting does."""
-    end = time.monotonic() + seconds
-    while not page.evaluate(condition):
-        assert time.monotonic() < end, condition
-        page.wait_for_timeout(20)
-
-
 def settle(page: Page) -> None:
     """Until all that was asked for is on the screen."""
     until(
         page,
         "!live.busy && state.views.every(({ item }) => live.shown[item] === live.wanted(item))",
     )
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    conftest.settle(page)
 
 
 def opened(
