@@ -154,3 +154,65 @@ def test_tokens_in_rows_and_columns_are_cut_off_the_graph_between_blocks_too() -
     expected = LeGrad()(flat, images, target=3).values
     torch.testing.assert_close(LeGrad()(on_the_grid, images, target=3).values, expected)
     assert expected.std() > 0
+
+
+class Stem(nn.Module):
+    """The patch embedding of a network, which may give more than tokens, or tokens first."""
+
+    def __init__(self, embed: nn.Module, gives: str):
+        super().__init__()
+        self.embed, self.gives = embed, gives
+        self.batches: list[int] = []
+
+    def forward(self, images: torch.Tensor, *, scale: torch.Tensor) -> Any:
+        self.batches.append(len(images))
+        tokens = self.embed(images) * scale
+        if self.gives == "tokens first":
+            return tokens.transpose(0, 1)
+        return (tokens, (2, 3)) if self.gives == "tokens and grid" else tokens
+
+
+class Stemmed(nn.Module):
+    """A Vision Transformer without a class token, behind a stem or with its code in place of it."""
+
+    def __init__(self, vit: nn.Module, gives: str):
+        super().__init__()
+        self.vit, self.gives = deepcopy(vit), gives
+        self.stem = None if gives == "no module" else Stem(self.vit.patch_embed, gives)
+        self.vit.patch_embed = nn.Identity()
+        self.projection = vit.patch_embed.proj
+
+    def forward(self, images: torch.Tensor) -> Any:
+        scale = 1 + images.mean((1, 2, 3))[:, None, None]
+        if self.stem is None:
+            weight, bias = self.projection.weight, self.projection.bias
+            x = nn.functional.conv2d(images, weight, bias, 16).flatten(2).mT * scale
+        else:
+            x = self.stem(images, scale=scale)
+        x = x[0] if self.gives == "tokens and grid" else x
+        x = x.transpose(0, 1) if self.gives == "tokens first" else x
+        x = self.vit.pos_drop(x + self.vit.pos_embed)
+        for block in self.vit.blocks:
+            x = block(x)
+        return self.vit.head(self.vit.fc_norm(x.mean(1)))
+
+
+@pytest.mark.parametrize(
+    ("gives", "batches"),
+    [("tokens", [2]), ("tokens first", [2, 8]), ("tokens and grid", [2, 8])],  # not 6, the tokens
+)
+def test_a_stem_runs_on_the_images_and_not_on_their_copies(gives: str, batches: list[int]) -> None:
+    torch.manual_seed(0)
+    vit = timm.create_model(
+        "vit_tiny_patch16_224", img_size=(32, 48), class_token=False, global_pool="avg",
+        embed_dim=12, depth=3, num_heads=3, num_classes=5,
+    ).double()  # fmt: skip
+    images = torch.randn(2, 3, 32, 48, dtype=torch.float64)
+    network = Stemmed(vit, gives).eval()
+    found = LeGrad()(network, images, [1, 3]).values
+    assert network.stem is not None
+    assert network.stem.batches[-len(batches) :] == batches
+    inline = LeGrad()(Stemmed(vit, "no module").eval(), images, [1, 3]).values
+    torch.testing.assert_close(found, inline)
+    for image, target, map_of_one in zip(images, [1, 3], found, strict=True):
+        torch.testing.assert_close(LeGrad()(network, image[None], target).values[0], map_of_one)

@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+from vision_attn.data import Preprocess
+from vision_attn.methods import LeGrad
+from vision_attn.models import ViT
 from vision_attn.pages.inspect import (
     Inspection,
     Page,
@@ -24,8 +29,10 @@ from vision_attn.pages.inspect import (
     Weights,
     Windows,
 )
+from vision_attn.pages.inspect.inspection import Look
 from vision_attn.pages.inspect.page import SCRIPTS, distance, entropy
 from vision_attn.pages.live import page as live
+from vision_attn.types import Model
 
 RNG = np.random.default_rng(0)
 PHOTO = RNG.integers(0, 256, size=(30, 40, 3), dtype=np.uint8)
@@ -219,3 +226,29 @@ def test_no_script_of_a_page_takes_the_name_of_anothers_function(page: str) -> N
     )
     assert len(found) > 100
     assert [name for name in set(found) if found.count(name) > 1] == []
+
+
+def test_smooth_and_raw_maps_of_a_method_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    network = ViT((16, 24), 8, 5, 12, 2, 3).eval()
+    preprocess = Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3)
+    classes = ["ant", "bee", "cat", "dog", "eel"]
+    model = Model(network, preprocess, classes, network.layout((16, 24)))
+    photo = Image.fromarray(PHOTO).resize((24, 16))
+    methods = [LeGrad(smooth=1.0), LeGrad(), LeGrad(smooth=0.5), LeGrad(start_layer=1)]
+    calls, legrad = [], LeGrad.explain
+
+    def counted(self: LeGrad, *arguments: Any) -> Any:
+        calls.append(self)
+        return legrad(self, *arguments)
+
+    monkeypatch.setattr(LeGrad, "explain", counted)
+    maps = Look("a ViT", model, methods).at(photo).maps
+    assert calls == [LeGrad(), LeGrad(start_layer=1)]
+    images = preprocess(photo)[None]
+    for at, shown in enumerate(maps):
+        method = methods[at // 3]
+        assert shown.method == str(method)
+        expected = method(network, images, shown.target).values[0].numpy()
+        np.testing.assert_allclose(shown.values, expected, rtol=1e-5, atol=1e-9)
+    assert len(maps) == 3 * len(methods)

@@ -297,10 +297,22 @@ class Explainer(ABC):
             maps = mean_of(
                 [explainer.explain(*arguments) for explainer in method.of_each_layer()], str(method)
             )
-            if self.smooth:
-                maps = replace(maps, values=smoothed(maps.values, self.smooth, maps.left_out))
             check_finite(maps.values, f"the map of {method}", network, images)
-        return maps
+        return self.smoothed(maps)
+
+    @final
+    def smoothed(self, maps: Heatmaps) -> Heatmaps:
+        """Smooth maps that are not yet smoothed as this method smooths them.
+
+        Args:
+            maps: As the method gives them with `smooth=0`.
+
+        Returns:
+            The maps as the method gives them.
+        """
+        if not self.smooth:
+            return maps
+        return replace(maps, values=smoothed(maps.values, self.smooth, maps.left_out))
 
     @contextmanager
     def prepared(

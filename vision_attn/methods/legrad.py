@@ -3,6 +3,7 @@
 Axes: b batch, l layers, n tokens, head, i queries, j keys, e value width.
 """
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vision_attn.hooks import Hooks
+from vision_attn.hooks import Hooks, apart
+from vision_attn.inference import infer
 from vision_attn.methods.attention_explainer import (
     AttentionExplainer,
     PerHead,
@@ -110,6 +112,7 @@ class LeGrad(AttentionExplainer):
         while copies * len(images) in sizes:  # or positions of each head were one of each image
             copies += 1
         with (
+            before_blocks_once(network, blocks, len(images), copies),
             ends_side_by_side(blocks, len(images), copies),
             record_attention(network, ("v", "context")) as record,
         ):
@@ -210,6 +213,68 @@ def _among(tokens: int, link: Attention) -> bool:
     """Whether a call is one among so many tokens, each a query and a key, added to itself."""
     shape = link.queries.shape == link.keys.shape == (1, tokens)
     return link.new is None and shape and torch.equal(link.queries, link.keys)
+
+
+@contextmanager
+def before_blocks_once(
+    network: nn.Module, blocks: list[nn.Module], images: int, copies: int
+) -> Iterator[None]:
+    """Run the modules before the blocks on the first `images` of the batch, whose copies are equal.
+
+    The batch holds so many copies of the images. Only modules beside the blocks, or beside modules
+    around these, are told; where one gives anything but a tensor of the batch, it runs again on the
+    whole batch.
+    """
+    whole: list[tuple[tuple[Any, ...], dict[str, Any]] | None] = []  # what modules were given
+    reached: list[nn.Module] = []  # the first of the blocks
+
+    def enter(
+        _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if reached:
+            return None
+
+        def own(x: Any) -> Any:
+            return x[:images] if isinstance(x, Tensor) and of_batch(x, images * copies) else x
+
+        cut = tuple(map(own, args)), {name: own(x) for name, x in kwargs.items()}
+        same = all(map(operator.is_, (*cut[0], *cut[1].values()), (*args, *kwargs.values())))
+        whole.append(None if same else (args, kwargs))
+        return None if same else cut
+
+    def leave(module: nn.Module, _args: tuple[object, ...], out: Any) -> Any:
+        if reached or (arguments := whole.pop()) is None:
+            return None
+        args, kwargs = arguments
+        if isinstance(out, Tensor) and of_batch(out, images):
+            return out.repeat(copies, *[1] * (out.ndim - 1))
+        with apart():
+            return infer(module, *args, **kwargs)
+
+    with Hooks() as hooks:
+        hooks.before(blocks[0], lambda block, _args: reached.append(block))
+        for module in beside(network, blocks):
+            hooks.before(module, enter, with_kwargs=True)
+            hooks.after(module, leave)
+        yield
+
+
+def of_batch(x: Tensor, rows: int) -> bool:
+    """Whether only the first axis of a tensor can be that of a batch of so many rows."""
+    return x.ndim > 1 and len(x) == rows and x.shape[1] != rows
+
+
+def beside(network: nn.Module, blocks: list[nn.Module]) -> Iterator[nn.Module]:
+    """Yield the modules beside blocks, and beside those around them, that run by themselves."""
+    for child in network.children():
+        inside = set(child.modules())
+        if any(block in inside for block in blocks):
+            if child not in blocks:
+                yield from beside(child, blocks)
+        elif isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from beside(child, blocks)
+        else:
+            yield child
 
 
 @contextmanager

@@ -54,7 +54,7 @@ from vision_attn.runs.labels import label_of
 from vision_attn.runs.maps import NOT_SHOWN, Map
 from vision_attn.tokens.activation import settled
 from vision_attn.tokens.outputs import one_row
-from vision_attn.types import Head, Images, Logits, Model, Preprocessing
+from vision_attn.types import Head, Heatmaps, Images, Logits, Model, Preprocessing
 
 __all__ = [
     "Methods",
@@ -248,14 +248,36 @@ class Request:
         for explanation, one in zip(explanations, maps, strict=True):
             explanation.maps.append(one)
 
-    def maps(self, explainer: Explainer, images: Images, target: Target) -> Iterator[Map]:
+    def maps(
+        self,
+        explainer: Explainer,
+        images: Images,
+        target: Target,
+        unsmoothed: dict[Explainer, Heatmaps] | None = None,
+    ) -> Iterator[Map]:
         """Yield one map for each image.
+
+        Args:
+            explainer: The method.
+            images: (b, c, h, w).
+            target: What to explain.
+            unsmoothed: What methods gave for the same images and target with `smooth=0`. What is
+                there is smoothed and not made again, and what is made is added.
+
+        Yields:
+            The maps.
 
         Raises:
             ValueError: The method fails.
         """
         start = time.perf_counter()
-        heatmaps = explainer(self.model, images, target, self.model.layout)
+        if unsmoothed is None:
+            heatmaps = explainer(self.model, images, target, self.model.layout)
+        else:
+            plain = replace(explainer, smooth=0.0)
+            if plain not in unsmoothed:
+                unsmoothed[plain] = plain(self.model, images, target, self.model.layout)
+            heatmaps = explainer.smoothed(unsmoothed[plain])
         every, cells = heatmaps.values.cpu().numpy(), heatmaps.left_out
         left_out = None if cells is None else cells.cpu().numpy()
         seconds = (time.perf_counter() - start) / len(images)

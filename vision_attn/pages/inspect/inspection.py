@@ -66,7 +66,7 @@ from vision_attn.tokens.activation import settled
 from vision_attn.tokens.path.support import refusal_of
 from vision_attn.tokens.path.swin import LayerWindows, layer_windows
 from vision_attn.tokens.record.calls import AttentionCall, LazyWeights
-from vision_attn.types import Head, Images, Model, TokenLayout
+from vision_attn.types import Head, Heatmaps, Images, Model, TokenLayout
 
 __all__ = ["Look", "inspect", "named_models"]
 
@@ -312,6 +312,7 @@ class Look:
             trusted = [one for one in choose_methods("all", self.model) if self._passed(one)]
             quick = [one for one in trusted if not isinstance(one, LEFT_OUT)] + quick
         quick = list(dict.fromkeys(quick))
+        unsmoothed: dict[Explainer, Heatmaps] = {}
         usual = [variant for explainer in quick for variant in variants(explainer)]
         for explainer in usual if self.chosen is None else self.chosen:
             targets = list(explained.values()) if explainer.class_specific else [Class()]
@@ -322,7 +323,7 @@ class Look:
             repeated = images.expand(len(targets), -1, -1, -1)
             asked = targets[0] if len(targets) == 1 else PerImage(tuple(targets))
             try:
-                maps = list(self.request.maps(explainer, repeated, asked))
+                maps = list(self.request.maps(explainer, repeated, asked, unsmoothed))
             except ValueError as error:
                 if self.chosen is not None:
                     raise
