@@ -2,13 +2,15 @@
 
     python benchmarks/machines.py [NAME ...] [--rounds 3] [--before COMMIT] [--photos 20]
     python benchmarks/machines.py demo tests --rounds 1          # the long ones, by name alone
+    python benchmarks/machines.py --before COMMIT --native --cpu   # this code and an earlier one
     python benchmarks/machines.py starts                         # one photo, beside `import torch`
 
 Each command runs in a process of its own, the ways in turns, and in folders of its own. A CPU with
 AVX512 or AMX is held to AVX2 by the environment: oneDNN, ATen and MKL then take the kernels that
-they take on a CPU without. `--before` also times an earlier commit, from a copy of it. The table
-gives least / median / most seconds, and the median's ratio to this CPU's own. `starts` gives CPU
-seconds, which other programs change little, and memory at most, with bytecode cached.
+they take on a CPU without; not so with `--native`. `--before` also times an earlier commit, from a
+copy of it. The table gives least / median / most seconds, and the median's ratio to this CPU's own.
+`--cpu` and `starts` give CPU seconds, which other programs change little; `starts` has bytecode
+cached, and also gives memory at most.
 """
 
 import argparse
@@ -38,19 +40,23 @@ VISION_ATTN = (
     "import sys; from vision_attn.cli import script; sys.argv[0] = 'vision-attn'; "
     "sys.exit(script())",
 )
+VIT, SENET = "vision_attn:compact_vit_imagenette", "vision_attn:senet_imagenette"
 PLANTED = "--data.source.train 6400 --trainer.max_epochs 1"
 COMMANDS = {
     "start-up: --help": "--help",
     "start-up: explain --help": "explain --help",
-    "explain, a ViT, {photos} photos": "explain vision_attn:compact_vit_imagenette {folder} -o out",
-    "explain, a CNN, {photos} photos": "explain vision_attn:senet_imagenette {folder} -o out",
-    "score, a ViT, 5 photos": "score vision_attn:compact_vit_imagenette {folder} --limit 5 -o out",
-    "score, a CNN, 5 photos": "score vision_attn:senet_imagenette {folder} --limit 5 -o out",
+    "explain, a ViT, {photos} photos": f"explain {VIT} {{folder}} --method Rollout -o out",
+    "explain, a CNN, {photos} photos": f"explain {SENET} {{folder}} --method GradCAM -o out",
+    "score, a ViT, 5 photos": f"score {VIT} {{folder}} --limit 5 --method Rollout -o out",
+    "score, a CNN, 5 photos": f"score {SENET} {{folder}} --limit 5 --method GradCAM -o out",
     "fit: ViT, 6,400 drawn images": f"fit --config vit_planted {PLANTED}",
     "fit: SENet, 6,400 drawn images": f"fit --config senet_planted {PLANTED}",
     "fit: spatial CNN, 6,400 drawn images": f"fit --config spatial_cnn_planted {PLANTED}",
 }
-LONG = {"demo": "demo -o out"}
+LONG = {
+    "demo": "demo -o out",
+    "gallery, a ViT, {photos} photos": f"explain {VIT} {{folder}} --method Rollout --page -o out",
+}
 STARTS = {
     "explain, the compact ViT": "explain vision_attn:compact_vit_imagenette {photo} -o out",
     "explain, the SENet": "explain vision_attn:senet_imagenette {photo} -o out",
@@ -76,9 +82,9 @@ class Way:
         """The process's: PYTHONPATH leads to the code."""
         return {**os.environ, "PYTHONPATH": str(self.code), **(HELD if self.held else {})}
 
-    def seconds(self, words: Sequence[str], folder: Path) -> float:
+    def seconds(self, words: Sequence[str], folder: Path, cpu: bool) -> float:
         """Run Python with these words in a folder. SystemExit, with its last lines, if it fails."""
-        start = time.perf_counter()
+        start, used = time.perf_counter(), cpu_seconds()
         done = subprocess.run(
             [sys.executable, *(word.replace(CODE, str(self.code)) for word in words)],
             cwd=folder,
@@ -86,11 +92,17 @@ class Way:
             capture_output=True,
             text=True,
         )
-        seconds = time.perf_counter() - start
+        seconds = cpu_seconds() - used if cpu else time.perf_counter() - start
         if done.returncode:
             lines = (done.stdout + done.stderr).splitlines()[-8:]
             raise SystemExit("\n".join([f"{self.name}: {' '.join(words)} failed", *lines]))
         return seconds
+
+
+def cpu_seconds() -> float:
+    """Of the processes that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def main() -> None:
@@ -98,19 +110,22 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="commands, or parts of their names (all but long)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", metavar="COMMIT", help="time this commit too")
+    parser.add_argument("--native", action="store_true", help="as this CPU is, not held to AVX2")
+    parser.add_argument("--cpu", action="store_true", help="CPU seconds, not those of the clock")
     parser.add_argument("--photos", type=int, default=20)
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="photos (the package's, again)")
     args = parser.parse_args()
     if args.names == ["starts"]:
         starts(args.rounds)
         return
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
-        ways = ways_of(args.before, place)
+        ways = [way for way in ways_of(args.before, place) if not (args.native and way.held)]
         print(f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}\n")
         print(f"| command | {' | '.join(way.name for way in ways)} |")
         print(f"|---|{'---|' * len(ways)}")
-        for name, words in chosen(args, photos_of(args.photos, place)).items():
-            cells = measured(words, ways, args.rounds, place)
+        for name, words in chosen(args, photos_of(args.photos, args.data, place)).items():
+            cells = measured(words, ways, args.rounds, place, args.cpu)
             print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
@@ -202,13 +217,14 @@ def ways_of(before: str | None, place: Path) -> list[Way]:
     ]
 
 
-def photos_of(count: int, place: Path) -> Path:
-    """A folder of the package's photos, again and again under other names."""
+def photos_of(count: int, data: Path | None, place: Path) -> Path:
+    """A folder of photos of a folder, or of the package's, again and again under other names."""
     from vision_attn.data import example_photos
 
     folder = place / "photos"
     folder.mkdir()
-    known = [Path(path) for path in example_photos().values()]
+    known = sorted(data.rglob("*.[jJ][pP]*[gG]")) if data else []
+    known = known[:: max(1, len(known) // count)] or [*map(Path, example_photos().values())]
     for number in range(count):
         photo = known[number % len(known)]
         shutil.copy(photo, folder / f"{number:03}{photo.suffix}")
@@ -230,13 +246,15 @@ def chosen(args: argparse.Namespace, folder: Path) -> dict[str, tuple[str, ...]]
     return found
 
 
-def measured(words: Sequence[str], ways: Sequence[Way], rounds: int, place: Path) -> list[str]:
+def measured(
+    words: Sequence[str], ways: Sequence[Way], rounds: int, place: Path, cpu: bool
+) -> list[str]:
     """A cell a way: least / median / most seconds, and the median's ratio to the first way's."""
     seconds: dict[Way, list[float]] = {way: [] for way in ways}
     for turn in range(rounds):
         for way in ways if turn % 2 == 0 else reversed(ways):
             with tempfile.TemporaryDirectory(dir=place) as folder:
-                seconds[way].append(way.seconds(words, Path(folder)))
+                seconds[way].append(way.seconds(words, Path(folder), cpu))
     first = statistics.median(seconds[ways[0]])
     return [
         f"{spread(times)} s, {statistics.median(times) / first:.2f}" for times in seconds.values()
