@@ -1,4 +1,4 @@
-"""What do registers, patches dropped in training and an attention pool do to a small ViT's maps?
+"""What do registers, dropped patches and other readouts do to a small ViT's maps?
 
     python studies/registers.py [compact_vit vit] [--runs outputs/registers] [--seeds 0 1 2]
 
@@ -63,7 +63,8 @@ DROPPED = Variant("half of the patches dropped", "dropped", {"patch_drop": 0.5},
 POOL = Variant(
     "attention pool", "pool", {"pool": {"class_path": "vision_attn.attention.AttentionPool"}}, True
 )
-VARIANTS = {"compact_vit": (PLAIN, REGISTERS, DROPPED), "vit": (PLAIN, REGISTERS, POOL)}
+CLASS = Variant("class token", "class_token", {"pool": "cls", "class_token": True}, is_rare=True)
+VARIANTS = {"compact_vit": (PLAIN, REGISTERS, DROPPED), "vit": (PLAIN, REGISTERS, POOL, CLASS)}
 
 
 def main() -> None:
