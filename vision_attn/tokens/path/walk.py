@@ -31,7 +31,7 @@ from vision_attn.tokens.path.route import Route
 from vision_attn.tokens.path.traced import UnknownPathError
 from vision_attn.tokens.trace.origins import Origins
 
-__all__ = ["State", "Token", "Walk", "walk_calls"]
+__all__ = ["State", "Token", "Walk", "order_at_first", "walk_calls"]
 
 FAR = 50  # origins that are looked through for tokens that went into others
 
@@ -197,6 +197,16 @@ def walk_calls(route: Route) -> Walk:
         route, state.links, state.sources, state.streams, len(state.tokens), reads, read_by,
         bypassed, state.copied, order,
     )  # fmt: skip
+
+
+def order_at_first(route: Route) -> Sequence[int] | None:
+    """Find the order of the sources that a whole walk finds, if all join at the first call.
+
+    None: they are in it, or there is none.
+    """
+    state = join_tokens(route, State.of(()), 0, route.calls[0])
+    order = order_by_call(route, state, 0, route.calls[0], bool(state.sources), None)
+    return order or order_by_rows(route, state)
 
 
 # The tokens of a call join the state.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from vision_attn.tokens.path.chain import Attention
 from vision_attn.tokens.path.route import Route
 from vision_attn.tokens.path.traced import TracedRun, UnknownPathError
-from vision_attn.tokens.path.walk import Walk, walk_calls
+from vision_attn.tokens.path.walk import Walk, order_at_first, walk_calls
 from vision_attn.tokens.trace.tracer import PRODUCTS
 
 __all__ = ["ChainWriter"]
@@ -99,7 +99,13 @@ class ChainWriter:
 
     def _write_chain(self) -> None:
         begin = 0 if self.begins is None else self.used[0]
-        self.walk = walk_calls(Route.of(self.run, self.size, self.used, begin, self.averages))
+        route = Route.of(self.run, self.size, self.used, begin, self.averages)
+        order = order_at_first(route)
+        if order:
+            self.walk = walk_calls(replace(route, sources=order))
+            if len(self.walk.sources) == len(order):
+                return
+        self.walk = walk_calls(route)
         if self.walk.row_major:
             self._walk_from(self.walk.row_major)
 
