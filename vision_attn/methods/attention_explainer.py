@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from vision_attn.arguments import checked
 from vision_attn.inference import infer
 from vision_attn.methods.base import Explainer, laid
+from vision_attn.methods.passes import shared
 from vision_attn.methods.targets import Target, TargetLike
 from vision_attn.tokens.gradients.levels import levels_or_none
 from vision_attn.tokens.outputs import check_finite, run
@@ -232,6 +233,16 @@ def trace_gradients(
 
     Returns the run, the gradients and the target, with the predicted classes if it is of these.
     """
+    return shared(
+        "attention and its gradients",
+        lambda: _trace_gradients(network, images, target, layout),
+        *(network, images, target, layout),
+    )
+
+
+def _trace_gradients(
+    network: nn.Module, images: Images, target: Target, layout: TokenLayout | None
+) -> tuple[Trace, Gradients, Target]:
     path = find_path(network, images)
     with record_attention(network, ("v", "context")) as record:
         output = run(network, images.detach().requires_grad_())

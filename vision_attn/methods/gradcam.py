@@ -24,6 +24,7 @@ from vision_attn.errors import quoted
 from vision_attn.hooks import Hooks
 from vision_attn.inference import asked_once, modules_of
 from vision_attn.methods.base import Explainer, laid
+from vision_attn.methods.passes import shared
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.gradients.levels import Level, levels_or_none
 from vision_attn.tokens.gradients.mode import HeldGradients
@@ -115,10 +116,14 @@ class ClassActivationMap(Explainer):
         layout: TokenLayout | None,
     ) -> Heatmaps:
         readout = readout_of(network, images, layout) if self.layer is None else None
-        features, gradient, target, part = (
-            self._at_layer(network, images, target, layout)
-            if readout is None
-            else self._at_readout(network, images, target, readout)
+        features, gradient, target, part = shared(
+            ("features and their gradient", self.layer, self.after_norm and readout is None),
+            lambda: (
+                self._at_layer(network, images, target, layout)
+                if readout is None
+                else self._at_readout(network, images, target, readout)
+            ),
+            *(network, images, target, layout),
         )
         with torch.no_grad():
             contribution = self.contribution(features, gradient)

@@ -45,6 +45,7 @@ from vision_attn.methods import (
     usual_method,
 )
 from vision_attn.methods.gates import find_gates
+from vision_attn.methods.passes import shared_passes
 from vision_attn.methods.targets import TargetLike, model_output, no_classifier
 from vision_attn.models.timm_model import TimmModel
 from vision_attn.pages import inspect as parts
@@ -235,7 +236,7 @@ class Look:
             grid=layout.grid if layout else (1, 1),
             prefix=prefix_names(layout) if layout else (),
             layers=layers,
-            maps=list(self.maps(images, predictions, notes)),
+            maps=self.maps(images, predictions, notes),
             gates=list(self.gates(images)),
             features=self.features(images),
             notes=notes,
@@ -302,8 +303,14 @@ class Look:
 
     def maps(
         self, images: Images, predictions: Sequence[parts.Prediction], notes: list[str]
-    ) -> Iterator[parts.ShownMap]:
+    ) -> list[parts.ShownMap]:
         """Every method; the ones of a class for each of the classes explained."""
+        with shared_passes():
+            return list(self._maps(images, predictions, notes))
+
+    def _maps(
+        self, images: Images, predictions: Sequence[parts.Prediction], notes: list[str]
+    ) -> Iterator[parts.ShownMap]:
         explained = self.explained(predictions)
         quick = [one for one in fitting_methods(self.model) if not isinstance(one, LEFT_OUT)]
         quick.sort(key=lambda one: (not isinstance(one, Rollout), not isinstance(one, GradCAM)))
