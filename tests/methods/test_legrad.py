@@ -216,3 +216,119 @@ def test_a_stem_runs_on_the_images_and_not_on_their_copies(gives: str, batches: 
     torch.testing.assert_close(found, inline)
     for image, target, map_of_one in zip(images, [1, 3], found, strict=True):
         torch.testing.assert_close(LeGrad()(network, image[None], target).values[0], map_of_one)
+
+
+class Layer(nn.Module):
+    """A layer before the blocks that needs more of a batch than the rows of the images."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind, self.linear = kind, nn.Linear(12, 12)
+        self.kept = torch.empty(0)
+
+    def forward(self, x: torch.Tensor, *more: Any) -> Any:
+        if self.kind == "writes and gives a tuple":
+            x.mul_(3)
+        y = self.linear(x)
+        if self.kind == "writes what goes past the blocks":
+            x.mul_(3)
+        if self.kind == "keeps":
+            self.kept = y
+        match self.kind:
+            case "number of each image":
+                return y * more[0][:, None, None]
+            case "list":
+                return y + more[0][1]
+            case "size of the batch":
+                return y.view(more[0], -1, 12)
+            case "table":
+                return self.linear.weight[None, :6]
+        return (y, 1) if "tuple" in self.kind else y
+
+
+class Layered(nn.Module):
+    """A Vision Transformer with such a layer; beside: whether it is a module of the network."""
+
+    def __init__(self, vit: nn.Module, layer: Layer, beside: bool):
+        super().__init__()
+        self.vit, self.kind, self.of_layer = vit, layer.kind, [layer]
+        if beside:
+            self.layer = layer
+
+    def forward(self, images: torch.Tensor) -> Any:
+        (layer,) = self.of_layer
+        x = before = self.vit.patch_embed(images) + self.vit.pos_embed
+        more: dict[str, Any] = {
+            "number of each image": images.mean((1, 2, 3)),
+            "list": [x, x * 2],
+            "size of the batch": len(x),
+        }
+        out = layer(x, more.get(self.kind))
+        if self.kind == "table":
+            out = x + out.repeat(len(x), 1, 1)
+        x = out[0] if isinstance(out, tuple) else out
+        for block in self.vit.blocks:
+            x = block(x)
+        x = x + before if self.kind == "writes what goes past the blocks" else x
+        x = x + layer.kept if self.kind == "keeps" else x
+        return self.vit.head(self.vit.fc_norm(x.mean(1)))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("number of each image", "list", "size of the batch", "table", "keeps"),
+        *("tuple behind a hook", "writes and gives a tuple", "writes what goes past the blocks"),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_layer_that_needs_the_whole_batch_gets_it(kind: str, count: int) -> None:
+    torch.manual_seed(0)
+    vit = timm.create_model(
+        "vit_tiny_patch16_224", img_size=(32, 48), class_token=False, global_pool="avg",
+        embed_dim=12, depth=3, num_heads=3, num_classes=5,
+    ).double().eval()  # fmt: skip
+    layer = Layer(kind).double().eval()
+    if kind == "tuple behind a hook":
+        layer.register_forward_pre_hook(lambda _, args: (args[0] * 3 - 1, *args[1:]))
+    images = torch.randn(count, 3, 32, 48, dtype=torch.float64)
+    found = LeGrad()(Layered(vit, layer, beside=True).eval(), images, 3).values
+    expected = LeGrad()(Layered(vit, layer, beside=False).eval(), images, 3).values
+    torch.testing.assert_close(found, expected)
+    assert expected.std() > 0
+
+
+class WithPositions(nn.Module):
+    """A Vision Transformer whose positions, as many as the copies of images, go through a layer."""
+
+    def __init__(self, vit: nn.Module, positions: int, beside: bool):
+        super().__init__()
+        self.vit = vit
+        layer = nn.Linear(2, 12).double()
+        generator = torch.Generator().manual_seed(0)
+        torch.nn.init.normal_(layer.weight, generator=generator)
+        torch.nn.init.zeros_(layer.bias)
+        self.positions = torch.randn(positions, 2, dtype=torch.float64, generator=generator)
+        self.of_layer = [layer]
+        if beside:
+            self.layer = layer
+
+    def forward(self, images: torch.Tensor) -> Any:
+        (layer,) = self.of_layer
+        x = self.vit.patch_embed(images) + layer(self.positions)
+        x = torch.cat([self.vit.cls_token.expand(len(x), -1, -1), x], 1)
+        for block in self.vit.blocks:
+            x = block(x)
+        return self.vit.head(self.vit.norm(x)[:, 0])
+
+
+def test_a_table_as_long_as_the_batch_is_not_cut() -> None:
+    torch.manual_seed(0)
+    vit = timm.create_model(
+        "vit_tiny_patch16_224", img_size=(32, 48), embed_dim=12, depth=3, num_heads=3, num_classes=5
+    ).double().eval()  # fmt: skip
+    images = torch.randn(2, 3, 32, 48, dtype=torch.float64)  # 6 patches, as 3 blocks of 2 images
+    found, expected = (
+        LeGrad()(WithPositions(vit, 6, beside).eval(), images, 3).values for beside in (True, False)
+    )
+    torch.testing.assert_close(found, expected)

@@ -1,5 +1,6 @@
 """Passes that methods share: the same maps, of what they were asked about and of nothing else."""
 
+from contextvars import copy_context
 from typing import Any, Literal
 
 import pytest
@@ -119,5 +120,28 @@ def test_images_that_were_written_into_are_others() -> None:
         before = Relevance()(network, images, 1).values
         images.neg_()
         after = Relevance()(network, images, 1).values
+    torch.testing.assert_close(after, Relevance()(network, images, 1).values, rtol=0, atol=0)
+    assert not torch.equal(before, after)
+
+
+def test_autocast_is_another_pass() -> None:
+    network, images = vit("mean").float(), torch.randn(IMAGES)
+    alone = Relevance()(network, images, 1).values
+    with shared_passes():
+        with torch.autocast("cpu", torch.bfloat16):
+            half = Relevance()(network, images, 1).values
+        torch.testing.assert_close(Relevance()(network, images, 1).values, alone, rtol=0, atol=0)
+    assert not torch.equal(half, alone)
+
+
+def test_nothing_is_kept_once_it_is_closed_in_a_copy_of_the_context_either() -> None:
+    network, images = vit("mean"), torch.randn(IMAGES, dtype=torch.float64)
+    with shared_passes():
+        before = Relevance()(network, images, 1).values
+        context = copy_context()
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.mul_(1.5)
+    after = context.run(lambda: Relevance()(network, images, 1).values)
     torch.testing.assert_close(after, Relevance()(network, images, 1).values, rtol=0, atol=0)
     assert not torch.equal(before, after)

@@ -37,7 +37,9 @@ def test_every_method_can_be_smoothed_and_says_so() -> None:
     images = torch.rand(2, 3, 16, 24)
     for method in (Rollout, EdgeMap):
         raw, smooth = method()(network, images), method(smooth=0.7)(network, images)
-        assert torch.equal(method(smooth=0.7).smoothed(raw).values, smooth.values)
+        again = method(smooth=0.7).smoothed(raw)
+        assert torch.equal(again.values, smooth.values)
+        assert again.method == smooth.method
         torch.testing.assert_close(smooth.values, smoothed(raw.values, 0.7))
         assert smooth.method == f"{method.__name__}(smooth=0.7)"
         if raw.prefix_mass is not None:

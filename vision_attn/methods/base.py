@@ -298,7 +298,7 @@ class Explainer(ABC):
                 [explainer.explain(*arguments) for explainer in method.of_each_layer()], str(method)
             )
             check_finite(maps.values, f"the map of {method}", network, images)
-        return self.smoothed(maps)
+        return replace(self.smoothed(maps), method=maps.method) if self.smooth else maps
 
     @final
     def smoothed(self, maps: Heatmaps) -> Heatmaps:
@@ -310,9 +310,8 @@ class Explainer(ABC):
         Returns:
             The maps as the method gives them.
         """
-        if not self.smooth:
-            return maps
-        return replace(maps, values=smoothed(maps.values, self.smooth, maps.left_out))
+        values = smoothed(maps.values, self.smooth, maps.left_out)
+        return replace(maps, values=values, method=str(self))
 
     @contextmanager
     def prepared(

@@ -96,7 +96,10 @@ class ClassActivationMap(Explainer):
 
     @abstractmethod
     def contribution(self, features: Features, gradient: Features) -> Features:
-        """Compute what each channel adds to the map, place by place (b c h w)."""
+        """Compute what each channel adds to the map, place by place (b c h w).
+
+        Without writing into what is given: other methods may read it, too.
+        """
 
     def refusal(self, network: nn.Module) -> str | None:
         if reason := why_opaque(network):

@@ -3,9 +3,8 @@
 Axes: b batch, l layers, n tokens, head, i queries, j keys, e value width.
 """
 
-import operator
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vision_attn.hooks import Hooks, apart
-from vision_attn.inference import infer
+from vision_attn.compat.torch_private import write_count
+from vision_attn.hooks import Hooks
 from vision_attn.methods.attention_explainer import (
     AttentionExplainer,
     PerHead,
@@ -33,6 +32,7 @@ from vision_attn.tokens.path.chain import Attention
 from vision_attn.tokens.path.path import Path, find_path, found_layout
 from vision_attn.tokens.path.support import blank_image
 from vision_attn.tokens.record.calls import AttentionCall, Tile
+from vision_attn.tokens.record.log import Record
 from vision_attn.tokens.record.record import record_attention
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
@@ -111,12 +111,10 @@ class LeGrad(AttentionExplainer):
         sizes = {size for step in steps for size in step.shape}
         while copies * len(images) in sizes:  # or positions of each head were one of each image
             copies += 1
-        with (
-            before_blocks_once(network, blocks, len(images), copies),
-            ends_side_by_side(blocks, len(images), copies),
-            record_attention(network, ("v", "context")) as record,
-        ):
-            output = run(network, images.repeat(copies, 1, 1, 1))
+        try:
+            record, output = run_ends(network, blocks, images, copies, once=True)
+        except Exception:  # of code that needs the whole batch
+            record, output = run_ends(network, blocks, images, copies, once=False)
         spare = (copies - len(blocks)) * len(images)
         rows = torch.arange(spare, copies * len(images), device="cpu").split(len(images))
         ends = [rows_of(output, of_block, copies * len(images)) for of_block in rows]
@@ -215,17 +213,36 @@ def _among(tokens: int, link: Attention) -> bool:
     return link.new is None and shape and torch.equal(link.queries, link.keys)
 
 
+def run_ends(
+    network: nn.Module, blocks: list[nn.Module], images: Images, copies: int, once: bool
+) -> tuple[Record, Any]:
+    """Run a network with the ends of all blocks side by side; return its calls and its output.
+
+    once: whether what is before the blocks runs on the images alone.
+    """
+    with (
+        before_blocks_once(network, blocks, len(images), copies) if once else nullcontext(),
+        ends_side_by_side(blocks, len(images), copies),
+        record_attention(network, ("v", "context")) as record,
+    ):
+        return record, run(network, images.repeat(copies, 1, 1, 1))
+
+
+class NotOnceError(Exception):
+    """What is before the blocks cannot run on the images alone."""
+
+
 @contextmanager
 def before_blocks_once(
     network: nn.Module, blocks: list[nn.Module], images: int, copies: int
 ) -> Iterator[None]:
     """Run the modules before the blocks on the first `images` of the batch, whose copies are equal.
 
-    The batch holds so many copies of the images. Only modules beside the blocks, or beside modules
-    around these, are told; where one gives anything but a tensor of the batch, it runs again on the
-    whole batch.
+    The batch holds so many copies of the images. Modules beside the blocks, and beside modules
+    around these, are given the rows of the first and give them as many times. Raises NotOnceError
+    where one gives anything but a tensor of the batch, or writes into what it is given.
     """
-    whole: list[tuple[tuple[Any, ...], dict[str, Any]] | None] = []  # what modules were given
+    cuts: list[list[tuple[Tensor, int | None]]] = []  # what running modules have cut, times written
     reached: list[nn.Module] = []  # the first of the blocks
 
     def enter(
@@ -233,35 +250,35 @@ def before_blocks_once(
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if reached:
             return None
+        cut: list[tuple[Tensor, int | None]] = []
 
         def own(x: Any) -> Any:
-            return x[:images] if isinstance(x, Tensor) and of_batch(x, images * copies) else x
+            if not isinstance(x, Tensor) or not x.ndim or len(x) != images * copies:
+                return x
+            if not torch.equal(x[:images], x[images : 2 * images]):
+                return x  # of as many positions, say
+            cut.append((x, write_count(x)))
+            return x[:images]
 
-        cut = tuple(map(own, args)), {name: own(x) for name, x in kwargs.items()}
-        same = all(map(operator.is_, (*cut[0], *cut[1].values()), (*args, *kwargs.values())))
-        whole.append(None if same else (args, kwargs))
-        return None if same else cut
+        given = tuple(map(own, args)), {name: own(x) for name, x in kwargs.items()}
+        cuts.append(cut)
+        return given if cut else None
 
-    def leave(module: nn.Module, _args: tuple[object, ...], out: Any) -> Any:
-        if reached or (arguments := whole.pop()) is None:
+    def leave(module: nn.Module, _args: tuple[object, ...], out: Any) -> Tensor | None:
+        if reached or not (cut := cuts.pop()):
             return None
-        args, kwargs = arguments
-        if isinstance(out, Tensor) and of_batch(out, images):
-            return out.repeat(copies, *[1] * (out.ndim - 1))
-        with apart():
-            return infer(module, *args, **kwargs)
+        of_batch = isinstance(out, Tensor) and out.ndim > 1 and len(out) == images != out.shape[1]
+        if not of_batch or any(write_count(x) != times for x, times in cut):
+            raise NotOnceError(f"{type(module).__name__} has to run on the whole batch")
+        whole: Tensor = out.repeat(copies, *[1] * (out.ndim - 1))
+        return whole
 
     with Hooks() as hooks:
         hooks.before(blocks[0], lambda block, _args: reached.append(block))
-        for module in beside(network, blocks):
+        for module in beside(network, blocks) if copies > 1 else ():
             hooks.before(module, enter, with_kwargs=True)
             hooks.after(module, leave)
         yield
-
-
-def of_batch(x: Tensor, rows: int) -> bool:
-    """Whether only the first axis of a tensor can be that of a batch of so many rows."""
-    return x.ndim > 1 and len(x) == rows and x.shape[1] != rows
 
 
 def beside(network: nn.Module, blocks: list[nn.Module]) -> Iterator[nn.Module]:

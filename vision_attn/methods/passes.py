@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from vision_attn.compat.torch_private import write_count
@@ -26,7 +27,8 @@ _RESULTS: ContextVar[dict[Hashable, Any] | None] = ContextVar("results", default
 def shared_passes() -> Iterator[None]:
     """Let methods that are called while this is open share passes of the same images and target.
 
-    Nothing may change the network meanwhile. What passes gave is kept until this is closed.
+    Nothing may change the network, the images or the target meanwhile, and targets that are equal
+    must mean the same. What passes gave is kept until this is closed.
 
     Examples:
         >>> import torch
@@ -43,11 +45,13 @@ def shared_passes() -> Iterator[None]:
         >>> len(runs)
         1
     """
-    token = _RESULTS.set({})
+    results: dict[Hashable, Any] = {}
+    token = _RESULTS.set(results)
     try:
         yield
     finally:
         _RESULTS.reset(token)
+        results.clear()  # also for who has a copy of this context
 
 
 def shared(
@@ -68,8 +72,10 @@ def shared(
         hash(question)
     except TypeError:
         question = id(target)
-    key = what, id(network), own, question, layout, head_given()
+    kind = images.device.type
+    precision = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+    key = what, id(network), own, question, layout, head_given(), precision
     if key not in results:
-        results[key] = make(), (network, images, target)  # which live on, so that no id is another
+        results[key] = make(), (network, images, target)  # kept: no other object gets an id of them
     result: Result = results[key][0]
     return result

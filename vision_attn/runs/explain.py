@@ -262,7 +262,7 @@ class Request:
             images: (b, c, h, w).
             target: What to explain.
             unsmoothed: What methods gave for the same images and target with `smooth=0`. What is
-                there is smoothed and not made again, and what is made is added.
+                there is smoothed and not made again, its seconds left out; what is made is added.
 
         Yields:
             The maps.

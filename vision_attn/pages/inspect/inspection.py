@@ -6,6 +6,7 @@ Axes: b batch, t targets, h height, w width.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -44,7 +45,9 @@ from vision_attn.methods import (
     is_trusted,
     usual_method,
 )
+from vision_attn.methods.attention_explainer import AttentionExplainer
 from vision_attn.methods.gates import find_gates
+from vision_attn.methods.gradcam import ClassActivationMap
 from vision_attn.methods.passes import shared_passes
 from vision_attn.methods.targets import TargetLike, model_output, no_classifier
 from vision_attn.models.timm_model import TimmModel
@@ -305,56 +308,71 @@ class Look:
         self, images: Images, predictions: Sequence[parts.Prediction], notes: list[str]
     ) -> list[parts.ShownMap]:
         """Every method; the ones of a class for each of the classes explained."""
-        with shared_passes():
-            return list(self._maps(images, predictions, notes))
-
-    def _maps(
-        self, images: Images, predictions: Sequence[parts.Prediction], notes: list[str]
-    ) -> Iterator[parts.ShownMap]:
         explained = self.explained(predictions)
+        explainers = self.usual(class_blind=not explained) if self.chosen is None else self.chosen
+        shown: dict[Explainer, list[parts.ShownMap]] = {}
+        unsmoothed: dict[Explainer, Heatmaps] = {}
+        in_groups = sorted(explainers, key=pass_of)  # so that a pass is kept for its group alone
+        for _, group in groupby(in_groups, pass_of):
+            with shared_passes():
+                for explainer in group:
+                    maps = self.maps_by(explainer, images, explained, unsmoothed, notes)
+                    shown[explainer] = list(maps)
+        return [one for explainer in explainers for one in shown[explainer]]
+
+    def usual(self, class_blind: bool) -> list[Explainer]:
+        """The quick methods that fit, those first that passed; class_blind: those of no class."""
         quick = [one for one in fitting_methods(self.model) if not isinstance(one, LEFT_OUT)]
         quick.sort(key=lambda one: (not isinstance(one, Rollout), not isinstance(one, GradCAM)))
         if quick:
-            quick.insert(0, usual_method(self.model, class_blind=not explained))
+            quick.insert(0, usual_method(self.model, class_blind=class_blind))
             trusted = [one for one in choose_methods("all", self.model) if self._passed(one)]
             quick = [one for one in trusted if not isinstance(one, LEFT_OUT)] + quick
         quick = list(dict.fromkeys(quick))
-        unsmoothed: dict[Explainer, Heatmaps] = {}
-        usual = [variant for explainer in quick for variant in variants(explainer)]
-        for explainer in usual if self.chosen is None else self.chosen:
-            targets = list(explained.values()) if explainer.class_specific else [Class()]
-            if not targets:
-                if self.chosen is not None:
-                    raise ValueError(f"{explainer}: {no_classifier(self.model)}")
-                continue
-            repeated = images.expand(len(targets), -1, -1, -1)
-            asked = targets[0] if len(targets) == 1 else PerImage(tuple(targets))
-            try:
-                maps = list(self.request.maps(explainer, repeated, asked, unsmoothed))
-            except ValueError as error:
-                if self.chosen is not None:
-                    raise
-                notes.append(f"{explainer}: {error}")
-                continue
-            about = (type(explainer).__doc__ or "").split("\n\n")[0]
-            about = f"{' '.join(about.split())} {verdict_on(explainer, self.model)}"
-            scores = self.scores(images, maps, list(explained.values()))
-            numbers = list(explained) if explainer.class_specific else [None]
-            for at, found in enumerate(maps):
-                mass = found.prefix_mass
-                remarks = [f"{one}." for one in (found.missing, found.partial) if one]
-                yield parts.ShownMap(
-                    method=found.method,
-                    baseline=isinstance(explainer, Baseline),
-                    values=found.values,
-                    about=" ".join([about, *remarks]),
-                    passed=self._passed(explainer),
-                    target=numbers[at],
-                    unit=found.scale.unit,
-                    factor=found.scale.factor,
-                    prefix_mass=None if mass is None or not isfinite(mass) else mass,
-                    scores={name: float(each[at]) for name, each in scores.items()},
-                )
+        return [variant for explainer in quick for variant in variants(explainer)]
+
+    def maps_by(
+        self,
+        explainer: Explainer,
+        images: Images,
+        explained: dict[int, Target],
+        unsmoothed: dict[Explainer, Heatmaps],
+        notes: list[str],
+    ) -> Iterator[parts.ShownMap]:
+        """One method's maps; none, and a note, where it fails and was not asked for."""
+        targets = list(explained.values()) if explainer.class_specific else [Class()]
+        if not targets:
+            if self.chosen is not None:
+                raise ValueError(f"{explainer}: {no_classifier(self.model)}")
+            return
+        repeated = images.expand(len(targets), -1, -1, -1)
+        asked = targets[0] if len(targets) == 1 else PerImage(tuple(targets))
+        try:
+            maps = list(self.request.maps(explainer, repeated, asked, unsmoothed))
+        except ValueError as error:
+            if self.chosen is not None:
+                raise
+            notes.append(f"{explainer}: {error}")
+            return
+        about = (type(explainer).__doc__ or "").split("\n\n")[0]
+        about = f"{' '.join(about.split())} {verdict_on(explainer, self.model)}"
+        scores = self.scores(images, maps, list(explained.values()))
+        numbers = list(explained) if explainer.class_specific else [None]
+        for at, found in enumerate(maps):
+            mass = found.prefix_mass
+            remarks = [f"{one}." for one in (found.missing, found.partial) if one]
+            yield parts.ShownMap(
+                method=found.method,
+                baseline=isinstance(explainer, Baseline),
+                values=found.values,
+                about=" ".join([about, *remarks]),
+                passed=self._passed(explainer),
+                target=numbers[at],
+                unit=found.scale.unit,
+                factor=found.scale.factor,
+                prefix_mass=None if mass is None or not isfinite(mass) else mass,
+                scores={name: float(each[at]) for name, each in scores.items()},
+            )
 
     def _passed(self, explainer: Explainer) -> bool:
         return is_trusted(explainer, self.model)
@@ -441,6 +459,13 @@ def variants(explainer: Explainer) -> Iterator[Explainer]:
         for word in get_args(kind) if get_origin(kind) is Literal else ():
             if word != getattr(explainer, name):
                 yield replace(explainer, **{name: word})
+
+
+def pass_of(explainer: Explainer) -> int:
+    """Number the passes through the network whose results methods share, 0 for none."""
+    if isinstance(explainer, ClassActivationMap):
+        return 1
+    return 2 if isinstance(explainer, AttentionExplainer) and explainer.needs_gradients else 0
 
 
 def layer_of(name: str, call: AttentionCall) -> parts.Layer:

@@ -202,7 +202,7 @@ def walk_calls(route: Route) -> Walk:
 def order_at_first(route: Route) -> Sequence[int] | None:
     """Find the order of the sources that a whole walk finds, if all join at the first call.
 
-    None: they are in it, or there is none.
+    None: they are in it, or there is none. What later calls tell is left out.
     """
     state = join_tokens(route, State.of(()), 0, route.calls[0])
     order = order_by_call(route, state, 0, route.calls[0], bool(state.sources), None)
