@@ -260,9 +260,9 @@ def before_blocks_once(
             cut.append((x, write_count(x)))
             return x[:images]
 
-        given = tuple(map(own, args)), {name: own(x) for name, x in kwargs.items()}
+        arguments = tuple(map(own, args)), {name: own(x) for name, x in kwargs.items()}
         cuts.append(cut)
-        return given if cut else None
+        return arguments if cut else None
 
     def leave(module: nn.Module, _args: tuple[object, ...], out: Any) -> Tensor | None:
         if reached or not (cut := cuts.pop()):
