@@ -100,7 +100,9 @@ class Studied:
         """For each part its methods, on how many photos, and what their scores say."""
         for part in self.parts:
             methods = [method for method in part.methods if not self.is_baseline(method)]
-            named = " and ".join(methods) if len(methods) < 3 else "Methods of a few passes"
+            *others, last = methods
+            named = f"{', '.join(others)} and {last}" if others else last
+            named = "Methods of a few passes" if part is self.quick else named
             photos = max(len(part.results.numbers("deletion", method)) for method in methods)
             yield f"*{named}, {photos} photos.* {part.verdict().what}\n"
 
