@@ -124,7 +124,7 @@ def main() -> None:
         print(f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}\n")
         print(f"| command | {' | '.join(way.name for way in ways)} |")
         print(f"|---|{'---|' * len(ways)}")
-        for name, words in chosen(args, photos_of(args.photos, args.data, place)).items():
+        for name, words in chosen(args, photos_of(args.photos, place, args.data)).items():
             cells = measured(words, ways, args.rounds, place, args.cpu)
             print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
@@ -217,7 +217,7 @@ def ways_of(before: str | None, place: Path) -> list[Way]:
     ]
 
 
-def photos_of(count: int, data: Path | None, place: Path) -> Path:
+def photos_of(count: int, place: Path, data: Path | None = None) -> Path:
     """A folder of photos of a folder, or of the package's, again and again under other names."""
     from vision_attn.data import example_photos
 
