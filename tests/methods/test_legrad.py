@@ -209,12 +209,12 @@ def test_a_stem_runs_on_the_images_and_not_on_their_copies(gives: str, batches: 
     ).double()  # fmt: skip
     images = torch.randn(2, 3, 32, 48, dtype=torch.float64)
     network = Stemmed(vit, gives).eval()
-    found = LeGrad()(network, images, [1, 3]).values
+    maps = LeGrad()(network, images, [1, 3]).values
     assert network.stem is not None
     assert network.stem.batches[-len(batches) :] == batches
     inline = LeGrad()(Stemmed(vit, "no module").eval(), images, [1, 3]).values
-    torch.testing.assert_close(found, inline)
-    for image, target, map_of_one in zip(images, [1, 3], found, strict=True):
+    torch.testing.assert_close(maps, inline)
+    for image, target, map_of_one in zip(images, [1, 3], maps, strict=True):
         torch.testing.assert_close(LeGrad()(network, image[None], target).values[0], map_of_one)
 
 
@@ -292,9 +292,9 @@ def test_a_layer_that_needs_the_whole_batch_gets_it(kind: str, count: int) -> No
     if kind == "tuple behind a hook":
         layer.register_forward_pre_hook(lambda _, args: (args[0] * 3 - 1, *args[1:]))
     images = torch.randn(count, 3, 32, 48, dtype=torch.float64)
-    found = LeGrad()(Layered(vit, layer, beside=True).eval(), images, 3).values
+    maps = LeGrad()(Layered(vit, layer, beside=True).eval(), images, 3).values
     expected = LeGrad()(Layered(vit, layer, beside=False).eval(), images, 3).values
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(maps, expected)
     assert expected.std() > 0
 
 
@@ -328,7 +328,7 @@ def test_a_table_as_long_as_the_batch_is_not_cut() -> None:
         "vit_tiny_patch16_224", img_size=(32, 48), embed_dim=12, depth=3, num_heads=3, num_classes=5
     ).double().eval()  # fmt: skip
     images = torch.randn(2, 3, 32, 48, dtype=torch.float64)  # 6 patches, as 3 blocks of 2 images
-    found, expected = (
+    maps, expected = (
         LeGrad()(WithPositions(vit, 6, beside).eval(), images, 3).values for beside in (True, False)
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(maps, expected)

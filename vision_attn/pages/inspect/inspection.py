@@ -318,7 +318,7 @@ class Look:
                 for explainer in group:
                     maps = self.maps_by(explainer, images, explained, unsmoothed, notes)
                     shown[explainer] = list(maps)
-        return [one for explainer in explainers for one in shown[explainer]]
+        return [shown_map for explainer in explainers for shown_map in shown[explainer]]
 
     def usual(self, class_blind: bool) -> list[Explainer]:
         """The quick methods that fit, those first that passed; class_blind: those of no class."""
@@ -346,9 +346,9 @@ class Look:
                 raise ValueError(f"{explainer}: {no_classifier(self.model)}")
             return
         repeated = images.expand(len(targets), -1, -1, -1)
-        asked = targets[0] if len(targets) == 1 else PerImage(tuple(targets))
+        together = targets[0] if len(targets) == 1 else PerImage(tuple(targets))
         try:
-            maps = list(self.request.maps(explainer, repeated, asked, unsmoothed))
+            maps = list(self.request.maps(explainer, repeated, together, unsmoothed))
         except ValueError as error:
             if self.chosen is not None:
                 raise
@@ -358,20 +358,20 @@ class Look:
         about = f"{' '.join(about.split())} {verdict_on(explainer, self.model)}"
         scores = self.scores(images, maps, list(explained.values()))
         numbers = list(explained) if explainer.class_specific else [None]
-        for at, found in enumerate(maps):
-            mass = found.prefix_mass
-            remarks = [f"{one}." for one in (found.missing, found.partial) if one]
+        for index, own in enumerate(maps):
+            mass = own.prefix_mass
+            remarks = [f"{remark}." for remark in (own.missing, own.partial) if remark]
             yield parts.ShownMap(
-                method=found.method,
+                method=own.method,
                 baseline=isinstance(explainer, Baseline),
-                values=found.values,
+                values=own.values,
                 about=" ".join([about, *remarks]),
                 passed=self._passed(explainer),
-                target=numbers[at],
-                unit=found.scale.unit,
-                factor=found.scale.factor,
+                target=numbers[index],
+                unit=own.scale.unit,
+                factor=own.scale.factor,
                 prefix_mass=None if mass is None or not isfinite(mass) else mass,
-                scores={name: float(each[at]) for name, each in scores.items()},
+                scores={name: float(each[index]) for name, each in scores.items()},
             )
 
     def _passed(self, explainer: Explainer) -> bool:

@@ -104,7 +104,7 @@ class ChainWriter:
         if order:
             self.walk = walk_calls(replace(route, sources=order))
             if len(self.walk.sources) == len(order):
-                return
+                return  # else more have joined later, and the order is known after a walk
         self.walk = walk_calls(route)
         if self.walk.row_major:
             self._walk_from(self.walk.row_major)
