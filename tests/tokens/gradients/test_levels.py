@@ -46,3 +46,23 @@ def test_tokens_in_another_order_are_found(by_columns: bool) -> None:
     assert readout is not None
     assert readout.order is not None
     assert list(readout.order) == rows.flatten().tolist()
+
+
+class TwoSizes(Turned):
+    """Attention over small and over large patches apart, and the mean of both logits."""
+
+    def __init__(self) -> None:
+        super().__init__(by_columns=False)
+        self.large, self.large_head = nn.Conv2d(3, 7, 12, 12), nn.Linear(7, 5)
+
+    def forward(self, images: torch.Tensor) -> Any:
+        x = self.large(images).flatten(2).mT
+        large = self.large_head((x + F.scaled_dot_product_attention(x, x, x)).mean(1))
+        return torch.stack([super().forward(images), large]).mean(0)
+
+
+def test_branches_of_several_patch_sizes_are_refused_as_such_and_no_layout_is_asked_for() -> None:
+    refusal = find_levels(TwoSizes().eval(), torch.randn(1, 3, 24, 48)).refusal
+    assert refusal is not None
+    assert "branches side by side" in refusal
+    assert "layout" not in refusal

@@ -214,7 +214,10 @@ def run_levels(
     ]
     if not attends and on_last_grid and len(on_last_grid[-1].mark.shape) == 4:
         on_last_grid = on_last_grid[-1:]  # of features: before the last, their gradients are noise
-    refusal = None if on_last_grid else NO_PLACE
+    refusal = None
+    if not on_last_grid:  # a layout is of the tokens of one image
+        of_one = any(value.mark.shape[0] == 1 for values in wanted for value in values)
+        refusal = NO_PLACE if of_one else NO_LEVEL
     return Levels(on_last_grid, unknown, refusal, readout, strays, crops, windows)
 
 
