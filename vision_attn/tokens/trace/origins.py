@@ -172,19 +172,20 @@ class Origins:
             through: The attention calls whose outputs count as made of all their queries and keys.
             ends: (origins,) bool, of which what they were made of is not asked.
         """
-        steps = [
-            (first + torch.arange(len(rows), device="cpu")[:, None], rows)
-            for first, rows in zip(self._first, self._members, strict=True)
+        groups = zip(self._first, self._end, self._members, strict=True)
+        steps: list[tuple[int, slice | Tensor, Tensor]] = [
+            (first, slice(first, end), rows) for first, end, rows in groups
         ]
         for call in through:
-            of = torch.cat([call.queries, call.keys], 1)
-            steps.append((call.outputs.flatten()[None], of.flatten()[None]))
-        steps.sort(key=lambda step: int(step[0][0, 0]), reverse=True)  # made of older ones alone
+            outputs, of = call.outputs.flatten(), torch.cat([call.queries, call.keys], 1)
+            steps.append((int(outputs[0]), outputs, of.flatten()[None]))
+        steps.sort(key=lambda step: step[0], reverse=True)  # made of older ones alone
         marked = torch.zeros(self.count, dtype=torch.bool, device="cpu")
         marked[torch.tensor([*ids], dtype=torch.long, device="cpu")] = True
-        for results, of in steps:
+        for _, results, of in steps:
             reached = marked[results] if ends is None else marked[results] & ~ends[results]
-            marked[of[reached.any(1)]] = True
+            if reached.any():
+                marked[of[reached] if isinstance(results, slice) else of] = True
         marked[NOTHING] = False
         return marked
 
@@ -292,19 +293,28 @@ class Origins:
             self._first.append(self.count - len(rows))
             self._end.append(self.count)
             self._members.append(rows)
-            self.call[ids] = self.call[rows].amax(1)
-            self.box[ids] = self.box[rows].amax(1)
-            self.centre[ids] = self.centre[rows].nanmean(1)
-            self.equal[ids] = equal
-            queries = self.query[rows].masked_fill(rows == NOTHING, 0)
+            own = slice(self.count - len(rows), self.count)
+            flat = rows.flatten()  # `index_select` takes half as long as an index
+            self.call[own] = self.call.index_select(0, flat).view(rows.shape).amax(1)
+            self.box[own] = self.box.index_select(0, flat).view(*rows.shape, -1).amax(1)
+            self.centre[own] = nan_mean(self.centre.index_select(0, flat).view(*rows.shape, -1))
+            self.equal[own] = equal
+            queries = self.query.index_select(0, flat).view(rows.shape)
+            queries = queries.masked_fill(rows == NOTHING, 0)
             if queries.any():
                 common = queries.amax(1)  # branches side by side: outputs of calls with one query
                 beside = ((queries == common[:, None]) | (rows == NOTHING)).all(1) & (common > 0)
-                self.query[ids] = common.where(beside, 0)
-                self.residual[ids] = self.residual[rows].any(1) & beside
+                self.query[own] = common.where(beside, 0)
+                self.residual[own] = self.residual[rows].any(1) & beside
             if operation:
                 self.operation |= dict.fromkeys(ids.tolist(), operation)
         return ids
+
+
+def nan_mean(places: Tensor) -> Tensor:
+    """The mean of the places (rows k side) that are not NaN, faster than `nanmean`."""
+    known = ~places.isnan()
+    return places.nan_to_num(0).sum(1) / known.sum(1)
 
 
 def without_copies(rows: Tensor) -> Tensor:

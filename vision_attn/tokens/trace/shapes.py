@@ -9,6 +9,7 @@ Axes: none.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -180,8 +181,7 @@ class Shapes:
 
     def _make(self, of: ViewGeometry) -> Tensor:
         if self._memory is None or self._memory.nbytes() < of.nbytes:
-            room = torch.zeros(max(LEAST, 2 * of.nbytes), dtype=torch.uint8, device=self.device)
-            self._memory = room.untyped_storage()
+            self._memory = zeros(max(LEAST, 2 * of.nbytes), self.device)
             self._held[self._memory.data_ptr()] = self._memory
         empty = torch.empty(0, dtype=of.dtype, device=self.device)
         return empty.set_(self._memory, 0, of.shape, of.stride)
@@ -203,6 +203,13 @@ class Shapes:
                 if value and self._holds(inner, depth - 1):
                     return True
         return False
+
+
+def zeros(count: int, device: torch.device) -> torch.UntypedStorage:
+    """So many bytes of 0; on a CPU, memory that nobody reads takes no time to clear."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(count, np.uint8)).untyped_storage()
+    return torch.zeros(count, dtype=torch.uint8, device=device).untyped_storage()
 
 
 def way_of(func: Any) -> str:

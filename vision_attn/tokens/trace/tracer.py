@@ -652,7 +652,7 @@ def tight(ids: Tensor, base: Tensor | None = None) -> Tensor:
     small = ids
     for dim in range(ids.ndim):
         first = small.narrow(dim, 0, min(1, small.shape[dim]))
-        if small.shape[dim] > 1 and bool((small == first).all()):
+        if small.shape[dim] > 1 and torch.equal(small, first.expand_as(small)):
             small = first
     if small is not ids:
         small = small.clone(memory_format=torch.contiguous_format)  # the rest need not live on
