@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.nn import functional as F
 
-from vision_attn.methods import LibraGradient
+from vision_attn.methods import Explainer, GradCAM, LibraGradient
 from vision_attn.methods.targets import Class, Difference, Odds
 from vision_attn.models import SEResNet, ViT
 from vision_attn.models.timm_model import TimmModel
@@ -167,6 +167,57 @@ def test_tensors_that_require_a_gradient_are_constants() -> None:
         LibraGradient()(Scaled(made=True), image, CLASS)
 
 
+def test_a_tensor_that_takes_anothers_place_is_a_constant_too() -> None:
+    image = torch.randn(2, 3, 28, 28).double()
+    network = Scaled()
+    expected = LibraGradient()(network, image, CLASS).values
+    network.scale = network.scale.detach().clone().requires_grad_()
+    network.shift[0] = network.shift[0].detach().clone().requires_grad_()
+    torch.testing.assert_close(LibraGradient()(network, image, CLASS).values, expected)
+
+
+class TokensFirst(nn.Module):
+    """A transformer of (tokens, images, width), as torch's own is unless told otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.cut, self.head = nn.Conv2d(3, 6, 4, 4), nn.Linear(6, 5)
+        layer = nn.TransformerEncoderLayer(6, 2, 11, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, images: torch.Tensor) -> Any:
+        x = self.cut(images).flatten(2).transpose(1, 2)
+        return self.head(self.encoder((x * 1).transpose(0, 1)).mean(0))
+
+
+@pytest.mark.parametrize("method", [LibraGradient(), GradCAM()])
+def test_as_many_images_as_tokens_are_told_from_tokens(method: Explainer) -> None:
+    network, images = TokensFirst().double().eval(), torch.randn(7, 3, 12, 8).double()
+    each = torch.cat([method(network, image[None], CLASS).values for image in images])
+    for count in (5, 6, 7):  # six tokens
+        maps = method(network, images[:count], CLASS)
+        torch.testing.assert_close(maps.values, each[:count], rtol=1e-5, atol=1e-7)
+
+
+class InPairs(nn.Module):
+    """A network that runs two images at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = timm_vit()
+
+    def forward(self, images: torch.Tensor) -> Any:
+        assert len(images) == 2, "two views, please"
+        return self.inner(images)
+
+
+def test_a_network_that_cannot_run_one_image_is_refused_in_a_line() -> None:
+    message = "a run of one image, which finds its tokens, fails: AssertionError: two views"
+    with pytest.raises(ValueError, match=message):
+        LibraGradient()(InPairs(), torch.randn(2, 3, 28, 28).double(), CLASS)
+
+
 class Mapped(nn.Module):
     """A network that is run image by image by torch.func."""
 
@@ -208,6 +259,30 @@ def test_a_constant_of_code_that_torch_runs_unseen_is_named() -> None:
         assert maps.completeness_gap.min() > 1e-3
 
 
+class Doubling(torch.autograd.Function):
+    """A linear function whose code torch does not know."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return 2 * gradient
+
+
+def test_the_rounding_of_half_precision_is_no_gap_to_warn_of() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(7, 3, 28, 28).bfloat16()
+    network = timm_vit()
+    network.blocks[1].mlp.drop1 = Spoiling(Doubling.apply)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        maps = LibraGradient()(network.bfloat16(), images, CLASS)
+    assert maps.completeness_gap is not None
+    assert 1e-3 < maps.completeness_gap.max() < 4 * torch.finfo(torch.bfloat16).eps
+
+
 class Spoiling(nn.Module):
     """A function of values as a layer."""
 
@@ -239,6 +314,54 @@ class WrittenOver(nn.Module):
         for block in network.blocks:
             x += block.attn(block.norm1(x))
             x.add_(block.mlp(block.norm2(x)))
+        return network.forward_head(network.norm(x))
+
+
+class ReadThenWritten(nn.Module):
+    """Attention reads the tokens, and then an activation writes over them, by a flat view."""
+
+    def __init__(self, by_view: bool) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.cut, self.mix, self.head = nn.Conv2d(3, 6, 4, 4), nn.Linear(6, 6), nn.Linear(6, 5)
+        self.by_view = by_view
+
+    def attend(self, x: torch.Tensor) -> Any:
+        return (self.mix(x) @ x.mT).softmax(-1) @ x
+
+    def forward(self, images: torch.Tensor) -> Any:
+        x = self.cut(images).flatten(2).mT.contiguous()
+        x = x + self.attend(x)
+        y = self.attend(x)
+        if self.by_view:
+            F.silu(x.flatten(0, 1), inplace=True)
+            x[:, 2] *= 0.5
+        else:
+            x = F.silu(x)
+            x = x * torch.ones(x.shape[1], 1, dtype=x.dtype).index_fill(0, torch.tensor(2), 0.5)
+        return self.head((x + y).mean(1))
+
+
+def test_a_level_that_is_written_over_through_a_view_is_kept_as_it_was() -> None:
+    images = torch.randn(2, 3, 12, 20).double()
+    apart, in_place = (ReadThenWritten(by_view).double().eval() for by_view in (False, True))
+    torch.testing.assert_close(in_place(images), apart(images))
+    maps = LibraGradient(smooth=0)(in_place, images, CLASS)
+    expected = LibraGradient(smooth=0)(apart, images, CLASS)
+    torch.testing.assert_close(maps.values, expected.values)
+
+
+class TokenByToken(WrittenOver):
+    """The same, which adds what attention gives token by token."""
+
+    def forward(self, images: torch.Tensor) -> Any:
+        network = self.inner
+        x = network._pos_embed(network.patch_embed(images))
+        for block in network.blocks:
+            more = block.attn(block.norm1(x))
+            for token in range(x.shape[1]):
+                x[:, token] += more[:, token]
+            x = x + block.mlp(block.norm2(x))
         return network.forward_head(network.norm(x))
 
 
@@ -280,6 +403,7 @@ def written_out(network: Any) -> Any:
 OTHERWISE = {
     "wrapped": Wrapped,
     "written over": WrittenOver,
+    "written over token by token": TokenByToken,
     "writing into its images": Shifting,
     "in a sequence": lambda network: nn.Sequential(nn.Identity(), network),
     "gradient checkpointing": checkpointed,

@@ -142,7 +142,8 @@ class ClassActivationMap(Explainer):
         The divisors of the norms that follow are constants: before a norm of the tokens' mean the
         contributions of all tokens would sum to 0.
         """
-        with HeldGradients([(readout.mark, readout.changed)], NORM_RULES) as mode:
+        marks = [(readout.mark, readout.changed)]
+        with HeldGradients(marks, NORM_RULES, len(images)) as mode:
             output = run(network, images)
         tokens = mode.kept.get(0)
         if tokens is None or tokens.shape[readout.batch] != len(images):

@@ -82,7 +82,15 @@ class LibraGradient(Explainer):
     def refusal_for(
         self, network: nn.Module, images: Images, layout: TokenLayout | None = None
     ) -> str | None:
-        return why_opaque(network) or find_levels(network, images, layout).refusal
+        if reason := why_opaque(network):
+            return reason
+        try:
+            return find_levels(network, images, layout).refusal
+        except (NotImplementedError, ValueError):
+            raise
+        except Exception as error:  # its own code, on one image or under the rules
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            return f"a run of one image, which finds its tokens, fails: {reason}"
 
     def explain(
         self, network: nn.Module, images: Images, target: Target, layout: TokenLayout | None
@@ -96,7 +104,8 @@ class LibraGradient(Explainer):
         gaps = None
         if self.check or search.unknown:
             gaps = self._gaps(network, images, target, search)
-            if search.unknown and float(gaps.max()) > MISSED:
+            least = max(MISSED, 4 * torch.finfo(images.dtype).eps)
+            if search.unknown and float(gaps.max()) > least:
                 warnings.warn(
                     f"{self}: {type(network).__name__} has no rule for "
                     f"{', '.join(search.unknown)}: up to {float(gaps.max()):.1%} of what is "
@@ -118,8 +127,13 @@ class LibraGradient(Explainer):
         """Run the network under the rules, on a graph that begins at the first level."""
         levels = search.levels
         marks = [(level.mark, level.changed) for level in levels]
-        mode = CountedGradients(images, marks) if counted else HeldGradients(marks)
-        with frozen(search.strays), mode, own_weights_held(network, mode.hold):
+        mode = (
+            CountedGradients(images, marks, len(images))
+            if counted
+            else HeldGradients(marks, images=len(images))
+        )
+        strays = [stray for known in search.strays if (stray := known()) is not None]
+        with frozen(strays), mode, own_weights_held(network, mode.hold):
             output = run(network, images)
         mode.closed = True
         if len(mode.kept) != len(levels):

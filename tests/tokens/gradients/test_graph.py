@@ -82,7 +82,7 @@ def test_values_are_known_by_function_shape_and_how_many_came_before() -> None:
     marks = {value.mark.function: value for value in mode.values.values()}
     assert marks["relu"].changed is False
     second = mode.values[y.grad_fn]
-    assert second.mark == Mark("add_", (1, 5, 12), 0)
+    assert second.mark == Mark("add_", (1, 5, 12), before=0, calls=0)
     added = [value for value in mode.values.values() if value.mark.function == "add"]
     assert [(value.mark.before, value.changed) for value in added] == [(0, False), (1, True)]
     assert not mode.values[parts[0].grad_fn].single

@@ -18,6 +18,24 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+class Clamp(torch.autograd.Function):
+    """A function of somebody's own, of the name of a node of torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(-0.1, 0.1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def with_part_held(x: torch.Tensor) -> torch.Tensor:
+    x = x * 1
+    x[:, :3].exp_()
+    return x
+
+
 X, Q = drawn(2, 5, 7, seed=0), drawn(7, 7, seed=1)
 BREAKING = {
     "no rule": (lambda x: x.cos(), "cos"),
@@ -36,6 +54,12 @@ BREAKING = {
     "places of a map": (lambda x: F.grid_sample(x[None], x[:1, None, :, :2].tanh(), align_corners=False), "grid_sample"),
     "over what is held": (lambda x: torch.addcdiv(x, Q[:5], 1 + x.abs()), "addcdiv"),
     "times what is held": (lambda x: torch.addcmul(x, Q[:5], x.softmax(-1)), "softmax"),
+    "a function of its own": (Clamp.apply, "Clamp"),
+    "an operator of torch's": (lambda x: torch.ops.aten.mul(x @ Q, x), "aten.mul"),
+    "an attention operator": (lambda x: torch.ops.aten.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]), "aten.scaled_dot_product_attention"),
+    "a quotient rounded down": (lambda x: torch.div(x, 0.25, rounding_mode="floor"), "div"),
+    "slopes that are values": (lambda x: F.prelu(x.mT, (x @ Q).mean((0, 1))), "prelu"),
+    "a part of a value, held in place": (with_part_held, "exp_"),
     "an inverse that takes a place": (lambda x: torch.where(x > 0, x, (2 + x.abs()).reciprocal()), "reciprocal"),
 }  # fmt: skip
 WHOLE = {
@@ -74,6 +98,21 @@ def test_what_breaks_the_sum_is_named(case: str) -> None:
 def test_what_keeps_the_sum_is_not_named(case: str) -> None:
     assert named(WHOLE[case]) == []
     assert gap(WHOLE[case]) < 1e-14
+
+
+def test_statistics_that_are_made_of_the_image_are_no_constants() -> None:
+    def statistics(x: Any) -> tuple[Any, Any]:
+        return x.detach().mean((0, 2)) / 2, x.detach().var((0, 2)) + 0.5
+
+    def by_torch(x: Any) -> Any:
+        return F.batch_norm(x @ Q, *statistics(x @ Q))
+
+    def written_out(x: Any) -> Any:
+        mean, variance = statistics(x @ Q)
+        return (x @ Q - mean[:, None]) / (variance[:, None] + 1e-5).sqrt()
+
+    assert gap(by_torch) == pytest.approx(gap(written_out))
+    assert gap(by_torch) > 1e-3
 
 
 def test_a_networks_map_is_made_with_its_gap_and_a_warning() -> None:

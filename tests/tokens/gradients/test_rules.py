@@ -240,6 +240,90 @@ def test_a_value_that_is_written_over_is_so_for_all_who_hold_it() -> None:
     torch.testing.assert_close(found, silu(x.detach()) / x.detach())
 
 
+def gradient_under_rules(function: Callable[[Any], Any]) -> torch.Tensor:
+    x = drawn(*TOKENS).requires_grad_()
+    with HeldGradients():
+        y = function(x)
+    (gradient,) = torch.autograd.grad((y * drawn(*y.shape, seed=12)).sum(), x)
+    return gradient
+
+
+def written(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Let a function write over a copy of what it is given."""
+
+    def run(x: Any) -> Any:
+        copy = x * 1
+        function(copy)
+        return copy
+
+    return run
+
+
+IN_PLACE = {
+    "exp": (lambda x: x.exp_(), lambda x: x.exp()),
+    "reciprocal": (lambda x: x.reciprocal_(), lambda x: x.reciprocal()),
+    "a power below 0": (lambda x: x.pow_(-2), lambda x: x.pow(-2)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_is_held_is_held_in_place_too(name: str) -> None:
+    in_place, apart = IN_PLACE[name]
+    expected = gradient_under_rules(lambda x: x * apart(x @ Q))
+    found = gradient_under_rules(lambda x: x * written(in_place)(x @ Q))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_power_by_an_assignment_has_the_rule_of_a_power() -> None:
+    def assigned(x: Any) -> Any:
+        y = x @ Q
+        y **= 3
+        return y
+
+    torch.testing.assert_close(
+        gradient_under_rules(assigned), gradient_under_rules(lambda x: (x @ Q) ** 3)
+    )
+
+
+def gate(x: Any) -> Any:
+    return (x.mean(1, keepdim=True) @ Q).sigmoid()
+
+
+MOVES = {
+    "expanded like the value": lambda x: gate(x).expand_as(x),
+    "broadcast": lambda x: gate(x).broadcast_to(x.shape),
+    "viewed like a value": lambda x: gate(x).view_as(x[:, :1]),
+    "by name": lambda x: torch.reshape(input=gate(x), shape=(2, 1, 7)),
+    "turned twice": lambda x: gate(x).mT.mT,
+    "tiled": lambda x: gate(x).tile(1, 5, 1),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_gate_that_is_moved_is_a_gate(name: str) -> None:
+    expected = gradient_under_rules(lambda x: x * gate(x).detach())
+    torch.testing.assert_close(gradient_under_rules(lambda x: x * MOVES[name](x)), expected)
+
+
+def test_what_is_written_over_a_gate_is_no_gate() -> None:
+    def add(x: Any) -> Any:
+        y = F.silu(x @ Q)
+        y += x
+        return y * (x @ K)
+
+    def multiply(x: Any) -> Any:
+        y = gate(x) * torch.ones_like(x)
+        y.copy_(x)
+        return y * (x @ K)
+
+    torch.testing.assert_close(
+        gradient_under_rules(add), gradient_under_rules(lambda x: (F.silu(x @ Q) + x) * (x @ K))
+    )
+    torch.testing.assert_close(
+        gradient_under_rules(multiply), gradient_under_rules(lambda x: (x * 1) * (x @ K))
+    )
+
+
 def test_weights_that_are_asked_for_come_with_the_output() -> None:
     module = nn.MultiheadAttention(6, 3, batch_first=True).eval().requires_grad_(False)
     x = torch.randn(2, 5, 6)

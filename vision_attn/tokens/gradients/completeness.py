@@ -119,6 +119,7 @@ class CountedGradients(HeldGradients):
     Args:
         image: What the run is given.
         levels: As of `HeldGradients`.
+        images: How many the network runs on.
 
     Examples:
         >>> import torch
@@ -132,8 +133,8 @@ class CountedGradients(HeldGradients):
 
     counts = True
 
-    def __init__(self, image: Tensor, levels: Sequence[tuple[Mark, bool]] = ()):
-        super().__init__(levels)
+    def __init__(self, image: Tensor, levels: Sequence[tuple[Mark, bool]] = (), images: int = 1):
+        super().__init__(levels, images=images)
         self.constants: list[Tensor] = []
         self.held: list[tuple[str, Tensor]] = []
         self._holders = Holders()
@@ -165,13 +166,14 @@ class CountedGradients(HeldGradients):
         self._holders.hold(weights, "attention weights")
         return weights
 
-    def constant(self, value: Any) -> Any:
+    def constant(self, value: Any, made_of: Sequence[Any] = ()) -> Any:
         """Return a leaf in the place of a constant; values and what is no number as they are."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = torch.tensor(float(value), dtype=torch.float64, device="cpu")
         if not isinstance(value, Tensor) or not value.is_floating_point() or flows(value):
             return value
-        return self._leaf(value, self._holders.of(value))
+        holders = (self._holders.of(x) for x in (value, *made_of) if isinstance(x, Tensor))
+        return self._leaf(value, next(filter(None, holders), None))
 
     def _leaf(self, value: Tensor, holder: str | None) -> Tensor:
         leaf = value.detach().requires_grad_()

@@ -19,14 +19,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from vision_attn.compat.torch_private import whole_of
 from vision_attn.tokens.gradients.completeness import Holders
+from vision_attn.tokens.gradients.constants import JOINS
 from vision_attn.tokens.gradients.mode import HeldGradients, Mark, tensors_in
-from vision_attn.tokens.gradients.rules import HELD, flows, functions
+from vision_attn.tokens.gradients.rules import HELD, RULES, flows, functions
 from vision_attn.tokens.gradients.windows import ImageWindow, ImageWindows
 
-__all__ = ["GraphMode", "Value", "cuts_of", "order_of"]
+__all__ = ["COUNTED_NAMES", "GraphMode", "Value", "cuts_of", "order_of"]
 
 WEIGHTED_SUMS = functions("matmul bmm baddbmm") | {torch.einsum}
 ATTENTION = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
+# Of the functions that have a rule, or whose constants are counted.
+COUNTED_NAMES = frozenset(func.__name__ for func in (*RULES, *JOINS))
 
 
 @dataclass
@@ -88,8 +91,9 @@ class GraphMode(HeldGradients):
         self._windows = ImageWindows((1, 1) if size is None else size)
         self._holders = Holders()
         self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._in_memory: dict[int, Value] = {}
+        self._in_memory: dict[int, list[Value]] = {}
         self._before: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self._calls: Counter[str] = Counter()
 
     def __torch_function__(
         self,
@@ -132,26 +136,33 @@ class GraphMode(HeldGradients):
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if first is not None and (out is first or func is Tensor.__setitem__):
             outs = [first]
-            changed = self._in_memory.get(first.untyped_storage().data_ptr())
-            if changed is not None:
+            for changed in self._in_memory.get(address_of(first), ()):
                 changed.changed = True
             if flows(whole := whole_of(first)):
-                self.names.setdefault(whole.grad_fn, func.__name__)
+                self.names.setdefault(whole.grad_fn, name_of(func))
         if flowing:
             self._windows.follow(func, args, kwargs, outs)
         for x in outs:
             mark = self._mark_of(func, x)
             if x.requires_grad:
-                self.names.setdefault(x.grad_fn, func.__name__)  # a later one hands it on as it is
+                self.names.setdefault(x.grad_fn, name_of(func))  # a later one hands it on as it is
                 single = out is x and len(outs) == 1
                 value = Value(self.calls, mark, single, window=self._windows.of(x))
                 self.values[x.grad_fn] = value
-                self._in_memory[x.untyped_storage().data_ptr()] = value
+                address = address_of(x)
+                if address not in map(address_of, operands):  # memory that others may have had
+                    self._in_memory[address] = []
+                self._in_memory.setdefault(address, []).append(value)
             elif x.is_floating_point() and (weighs or func in HELD["softmax weights"]):
                 self._weights[x] = True
         for x in operands:
             if x.grad_fn is not None:  # no function of torch's gave it: it has no name
                 self.names.setdefault(x.grad_fn, "")
+        self._calls[func.__name__] += 1
+
+    def miss(self, name: str) -> None:
+        """Note a function whose result is held and may join values."""
+        self.held[name] = None
 
     def _mark_of(self, func: Callable[..., Any], x: Tensor) -> Mark:
         name, shape = func.__name__, tuple(x.shape)
@@ -161,7 +172,21 @@ class GraphMode(HeldGradients):
             if other == name and Mark(name, shape, 0).fits(size)
         )
         self._before[name, shape] += 1
-        return Mark(name, shape, before)
+        return Mark(name, shape, before, self._calls[name])
+
+
+def address_of(x: Tensor) -> int:
+    """Where a tensor's memory begins, which its views share."""
+    return x.untyped_storage().data_ptr()
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """The name of a function; with its home, where another of that name has a rule."""
+    name = func.__name__
+    if name not in COUNTED_NAMES or func in RULES or func in JOINS:
+        return name
+    is_operator = isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    return str(func) if is_operator else f"{func.__module__}.{name}"
 
 
 def order_of(roots: Iterable[Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import ref
 
 import torch
 from jaxtyping import Float
@@ -97,7 +98,8 @@ class Levels:
 
     Attributes:
         refusal: Why there is no level; None: there is one.
-        strays: Tensors that require a gradient and are no parameters; they are held constant.
+        strays: References to tensors that require a gradient and are no parameters; they are held
+            constant. Where one is gone, the network has another in its place.
         crops: Whether some of the tokens or features is left out on the way to the logits.
         windows: What the outputs of modules are of, by their names, where it is not all of the
             image.
@@ -117,7 +119,7 @@ class Levels:
     unknown: Sequence[str] = ()
     refusal: str | None = None
     readout: Level | None = None
-    strays: Sequence[Tensor] = ()
+    strays: Sequence[ref[Tensor]] = ()
     crops: bool = False
     windows: Mapping[str, ImageWindow] = field(default_factory=dict)
 
@@ -137,7 +139,7 @@ def find_levels(network: nn.Module, images: Images, layout: TokenLayout | None =
         *(head_given(), layout),
     )
     levels = asked_once(network, _levels)
-    if key not in levels:
+    if key not in levels or any(stray() is None for stray in levels[key].strays):
         with torch.inference_mode(False), torch.enable_grad():
             levels[key] = run_levels(network, images[:1].detach().clone(), layout)
     return levels[key]
@@ -218,7 +220,8 @@ def run_levels(
     if not on_last_grid:  # a layout is of the tokens of one image
         of_one = any(value.mark.shape[0] == 1 for values in wanted for value in values)
         refusal = NO_PLACE if of_one else NO_LEVEL
-    return Levels(on_last_grid, unknown, refusal, readout, strays, crops, windows)
+    kept = [ref(stray) for stray in strays]
+    return Levels(on_last_grid, unknown, refusal, readout, kept, crops, windows)
 
 
 def leaves_of(order: Sequence[Any]) -> list[Tensor]:

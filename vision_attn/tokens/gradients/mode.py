@@ -3,6 +3,7 @@
 Axes: b batch, n tokens, d width of a token, c channels, h height, w width.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -22,7 +23,16 @@ MOVED = functions(
     "view reshape flatten unflatten expand expand_as permute transpose swapaxes movedim squeeze "
     "unsqueeze chunk split unbind getitem contiguous clone to float half double bfloat16 type_as "
     "add sub rsub radd neg interpolate upsample repeat repeat_interleave dropout view_as "
-    "reshape_as narrow select"
+    "reshape_as narrow select broadcast_to swapdims roll flip index_select tile"
+) | {Tensor.mT.__get__, Tensor.T.__get__}  # type: ignore[attr-defined]
+# Of these the second argument gives a shape or a type alone.
+LIKE = functions("expand_as view_as reshape_as type_as")
+
+WRITING_NAMES = frozenset(
+    {
+        *("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__"),
+        *("__ifloordiv__", "__imod__"),
+    }
 )
 
 
@@ -30,6 +40,10 @@ class Mark(NamedTuple):
     """Which call of a run makes a value: the function, the value's shape, and how many came before.
 
     An axis that is 1 in `shape` may have any length, since marks are found with one image.
+
+    Attributes:
+        before: How many values of this shape the function made before.
+        calls: How many calls of the function came before, whatever they made; -1: not known.
 
     Examples:
         >>> from vision_attn.tokens.gradients.mode import Mark
@@ -40,6 +54,7 @@ class Mark(NamedTuple):
     function: str
     shape: tuple[int, ...]
     before: int
+    calls: int = -1
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether a value of this shape is of the same kind."""
@@ -50,6 +65,10 @@ class Mark(NamedTuple):
 class CallCounter:
     """Recognise marked calls while a network runs.
 
+    Args:
+        marks: As a run of one image has them.
+        images: How many the network runs on.
+
     Examples:
         >>> import torch
         >>> from vision_attn.tokens.gradients.mode import CallCounter, Mark
@@ -59,20 +78,31 @@ class CallCounter:
         (None, 0)
     """
 
-    def __init__(self, marks: Sequence[Mark]):
+    def __init__(self, marks: Sequence[Mark], images: int = 1):
         self._marks: dict[str, list[tuple[int, Mark]]] = {}
         for number, mark in enumerate(marks):
             self._marks.setdefault(mark.function, []).append((number, mark))
         self._seen = [0] * len(marks)
+        self._calls: Counter[str] = Counter()
+        # With as many images as tokens, shapes do not tell which axis is which.
+        self._by_calls = images > 1 and any(images in mark.shape for mark in marks)
 
     def index(self, function: str, out: Any) -> int | None:
         """Return the number of the mark that this call matches; None: it matches none."""
         matching = None
         for number, mark in self._marks.get(function, ()):
             if isinstance(out, Tensor) and mark.fits(out.shape):
-                if self._seen[number] == mark.before:
+                by_calls = self._by_calls and mark.calls >= 0
+                seen, wanted = (
+                    (self._calls[function], mark.calls)
+                    if by_calls
+                    else (self._seen[number], mark.before)
+                )
+                if seen == wanted:
                     matching = number
                 self._seen[number] += 1
+        if function in self._marks:
+            self._calls[function] += 1
         return matching
 
 
@@ -86,6 +116,7 @@ class HeldGradients(TorchFunctionMode, Tracking):
         levels: The marks, each with whether the value is changed in place afterwards. The first of
             them becomes a leaf.
         rules: By function; all of them, unless given.
+        images: How many the network runs on.
 
     Examples:
         >>> import torch
@@ -101,13 +132,14 @@ class HeldGradients(TorchFunctionMode, Tracking):
         self,
         levels: Sequence[tuple[Mark, bool]] = (),
         rules: Mapping[Callable[..., Any], Rule] | None = None,
+        images: int = 1,
     ):
         super().__init__()
         self.kept: dict[int, Tensor] = {}
         self._rules = RULES if rules is None else rules
         self.closed = not levels
         self._changed = [changed for _, changed in levels]
-        self._counter = CallCounter([mark for mark, _ in levels])
+        self._counter = CallCounter([mark for mark, _ in levels], images)
         self._depth = 0
         self._scope: object = None
         self._strengths: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -143,8 +175,8 @@ class HeldGradients(TorchFunctionMode, Tracking):
         if rule is not None:
             return rule(func, args, kwargs, self)
         out = func(*args, **kwargs)
-        if self._strengths.data and func in MOVED:
-            self._pass_on(args, out)
+        if self._strengths.data:
+            self._pass_on(func, args, kwargs, out)
         return out
 
     def strength(self, x: Tensor) -> int:
@@ -152,12 +184,18 @@ class HeldGradients(TorchFunctionMode, Tracking):
         return self._strengths.get(x, 0) if self._strengths.data else 0
 
     def mark(self, x: Any, strength: int) -> Any:
-        """Return a value, marked as a gate of this strength."""
-        if strength and isinstance(x, Tensor):
-            self._strengths[x] = strength
+        """Return a value, marked as a gate of this strength, and of no other."""
+        if isinstance(x, Tensor):
+            if strength:
+                self._strengths[x] = strength
+            elif self._strengths.data:
+                self._strengths.pop(x, None)
         return x
 
-    def constant(self, value: Any) -> Any:
+    def miss(self, name: str) -> None:
+        """Note nothing: this mode runs what another has looked through."""
+
+    def constant(self, value: Any, made_of: Sequence[Any] = ()) -> Any:
         """Return an additive constant unchanged: this mode counts none."""
         return value
 
@@ -174,11 +212,20 @@ class HeldGradients(TorchFunctionMode, Tracking):
         finally:
             self._depth -= 1
 
-    def _pass_on(self, args: tuple[Any, ...], out: Any) -> None:
-        flowing = [x for x in args if flows(x)]
-        if len(flowing) == 1 and (strength := self.strength(flowing[0])):
-            for x in out if isinstance(out, tuple | list) else [out]:
-                self.mark(x, strength)
+    def _pass_on(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        """Let what is made of a gate alone be a gate; what is written over is none any more."""
+        strength = 0
+        if func in MOVED:
+            operands = args or tuple(kwargs.values())
+            flowing = list(filter(flows, operands[:1] if func in LIKE else operands))
+            strength = self.strength(flowing[0]) if len(flowing) == 1 else 0
+        elif not writes(func):
+            return
+        out = args[0] if func is Tensor.__setitem__ else out
+        for x in out if isinstance(out, tuple | list) else (out,):
+            self.mark(x, strength)
 
     def _keep(self, level: int, out: Tensor, args: tuple[Any, ...]) -> Tensor:
         """Keep a value, so that what is done to it in place afterwards does not change it."""
@@ -194,6 +241,12 @@ class HeldGradients(TorchFunctionMode, Tracking):
         if in_place:
             return out.copy_(value)
         return value.clone() if changed else value
+
+
+def writes(func: Callable[..., Any]) -> bool:
+    """Whether a function writes over its first argument, by its name."""
+    name = func.__name__
+    return name in WRITING_NAMES or (name.endswith("_") and not name.endswith("__"))
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vision_attn.tokens.gradients.constants import JOINS
-from vision_attn.tokens.gradients.graph import GraphMode
+from torch.autograd.function import BackwardCFunction
+
+from vision_attn.tokens.gradients.graph import COUNTED_NAMES, GraphMode
 from vision_attn.tokens.gradients.rules import RULES
 
 __all__ = ["unknown_operations"]
@@ -45,8 +46,13 @@ HOMOGENEOUS = named(
     "ClampMin Aminmax MkldnnMaxPool2D"
 )
 PRODUCTS = named(
-    "GridSampler2D Mul Div Mm Bmm Mv Dot Addmm Addbmm Addmv Addr Baddbmm Addcmul Addcdiv"
+    "GridSampler2D Mul Div Mm Bmm Mv Dot Addmm Addbmm Addmv Addr Baddbmm Addcmul Addcdiv Prelu "
+    "PreluKernel ScaledDotProductFlashAttentionForCpu ScaledDotProductFlashAttention "
+    "ScaledDotProductEfficientAttention ScaledDotProductCudnnAttention "
+    "ScaledDotProductFusedAttentionOverrideable ScaledDotProductAttentionMath"
 )
+# By a constant, where one value alone is in the graph.
+BOUNDS = named("Clamp ClampMin ClampMax Maximum Minimum Fmax Fmin")
 JOINING = named(  # what makes one value of several: a constant, where one alone is in the graph
     "Add Sub Rsub Cat Stack Where MaskedFill MaskedScatter ConstantPadNd Scatter ScatterAdd "
     "IndexPut IndexAdd IndexCopy SliceScatter SelectScatter Lerp CopySlices NativeBatchNorm "
@@ -54,13 +60,26 @@ JOINING = named(  # what makes one value of several: a constant, where one alone
 )
 OWN = named("HeldNorm Gated")
 RULED = {func.__name__ for func in RULES}
-COUNTED = RULED | {func.__name__ for func in JOINS}
 ENDS = named("AccumulateGrad Error NotImplemented")
+SHARING = LINEAR | HOMOGENEOUS | OWN | ENDS
 
 
 def kind_of(node: Any) -> str:
     """Name a node's operation, without the number of its overload."""
     return re.sub(r"Backwards?\d*$", "", type(node).__name__)
+
+
+def is_foreign(node: Any) -> bool:
+    """Whether a node is of a function whose gradient is another's own code."""
+    return (
+        isinstance(node, BackwardCFunction)
+        and node._forward_cls.__module__.partition(".")[0] != "vision_attn"  # type: ignore[attr-defined]
+    )
+
+
+def rounds(node: Any) -> bool:
+    """Whether a node is of a quotient that is rounded."""
+    return getattr(node, "_saved_rounding_mode", None) is not None
 
 
 def unknown_operations(order: Sequence[Any], mode: GraphMode) -> list[str]:
@@ -79,7 +98,8 @@ def unknown_operations(order: Sequence[Any], mode: GraphMode) -> list[str]:
         kind = kind_of(node)
         parts = sum(part is not None for part, _ in node.next_functions)
         alone = kind in PRODUCTS and parts > 1 + kind.startswith("Add") and name not in RULED
-        constant = kind in JOINING and parts < 2 and name not in COUNTED
-        if kind not in LINEAR | HOMOGENEOUS | OWN | ENDS or alone or constant:
-            unknown[name or (f"{kind} in compiled code" if kind in LINEAR else kind)] = None
+        constant = kind in JOINING | BOUNDS and parts < 2 and name not in COUNTED_NAMES
+        if kind not in SHARING or alone or constant or is_foreign(node) or rounds(node):
+            in_compiled = kind in LINEAR | BOUNDS and not is_foreign(node)
+            unknown[name or (f"{kind} in compiled code" if in_compiled else kind)] = None
     return list(unknown | mode.held)

@@ -59,8 +59,15 @@ class Tracking(ABC):
         """Return a value, marked as a gate of this strength."""
 
     @abstractmethod
-    def constant(self, value: Any) -> Any:
-        """Return an additive constant, or its leaf in a mode that counts constants."""
+    def miss(self, name: str) -> None:
+        """Note a function whose result is held, and may join values: it may be in no share."""
+
+    @abstractmethod
+    def constant(self, value: Any, made_of: Sequence[Any] = ()) -> Any:
+        """Return an additive constant, or its leaf in a mode that counts constants.
+
+        made_of: what a rule has computed it from, which may depend on the image.
+        """
 
     @abstractmethod
     def inside(self, run: Callable[[], Any]) -> Any:
@@ -214,7 +221,7 @@ def batch_norm(
         if training or running_mean is None:
             out = written_norm(x, [axis for axis in range(x.ndim) if axis != 1], eps)
             return affine(out, weight, bias, tracking)
-        if tracking.counts:
+        if tracking.counts or flows(running_mean) or flows(running_var):
             return by_statistics(x, running_mean, running_var, weight, bias, eps, tracking)
         scaled: Tensor = func(*args, **kwargs)
         return scaled
@@ -244,13 +251,18 @@ def by_statistics(
     x: Tensor, mean: Any, variance: Any, weight: Tensor | None, bias: Tensor | None,
     eps: int | float, tracking: Tracking,
 ) -> Tensor:  # fmt: skip
-    """A batch norm by running statistics, as a scale and one additive constant a channel."""
-    scale = (variance + eps).rsqrt()
+    """A batch norm by given statistics, as a scale and one additive constant a channel.
+
+    A mean that depends on the image is subtracted; a variance is held, whatever it is made of.
+    """
+    around = [1] * (x.ndim - 2)
+    if flows(mean):
+        x, mean = x - mean.view(-1, *around), mean.new_zeros(mean.shape)
+    scale = (detached(variance) + eps).rsqrt()
     scale = scale if weight is None else scale * weight
     shift = -mean * scale if bias is None else bias - mean * scale
-    around = [1] * (x.ndim - 2)
     scale, shift = (each.to(x.dtype).view(-1, *around) for each in (scale, shift))
-    scaled: Tensor = x * scale + tracking.constant(shift)
+    scaled: Tensor = x * scale + tracking.constant(shift, (mean, variance, weight, bias))
     return scaled
 
 
@@ -345,8 +357,27 @@ def held(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
 ) -> Any:
     """A value that only weighs or divides others: weights of a softmax, an inverse, a variance."""
+    x = args[0] if args else None
+    if func in OUT_OF_PLACE and flows(x):
+        return held_in_place(x, func, args, kwargs, tracking)
     with torch.no_grad():
         return func(*args, **kwargs)
+
+
+def held_in_place(
+    x: Tensor,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tracking: Tracking,
+) -> Tensor:
+    """Write over a value what only weighs or divides others, and take it off its graph."""
+    with torch.no_grad():
+        value = OUT_OF_PLACE[func](*args, **kwargs)
+        if not x._is_view():
+            return x.copy_(value).detach_()
+    tracking.miss(func.__name__)  # torch takes no view off a graph: the rest of it may flow
+    return tracking.mark(x.copy_(value), SIGMOID)  # type: ignore[no-any-return]
 
 
 def variance_and_mean(
@@ -683,7 +714,7 @@ OUT_OF_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     for name in dir(home)
     if name.endswith("_") and not name.startswith("_") and hasattr(home, name.rstrip("_"))
 }
-OUT_OF_PLACE[Tensor.__imul__] = Tensor.mul
+OUT_OF_PLACE |= {Tensor.__imul__: Tensor.mul, Tensor.__ipow__: Tensor.pow}
 
 CLAMPS = {
     func: activation_rule(ACTIVATIONS[name])
@@ -708,6 +739,7 @@ RULES: dict[Callable[..., Any], Rule] = {
         for name, activation in ACTIVATIONS.items()
         for func in functions(name)
     },
+    Tensor.__ipow__: activation_rule(ACTIVATIONS["pow"]),
     **dict.fromkeys(CLAMPS, clamped),
     **dict.fromkeys(DIVIDE, quotient),
     **dict.fromkeys(DIVIDE_AND_ADD, added_quotient),
