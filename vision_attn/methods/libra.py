@@ -86,7 +86,7 @@ class LibraGradient(Explainer):
             return reason
         try:
             return find_levels(network, images, layout).refusal
-        except (NotImplementedError, ValueError):
+        except ValueError:
             raise
         except Exception as error:  # its own code, on one image or under the rules
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

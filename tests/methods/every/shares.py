@@ -72,7 +72,8 @@ class Ledger(InFloat64):
         value = x.detach().clone()
 
         def hook(gradient: Any) -> None:
-            self.created[name] += sign * float((value * gradient).sum())
+            if gradient is not None:
+                self.created[name] += sign * float((value * gradient).sum())
 
         x.register_hook(hook)
 

@@ -357,9 +357,8 @@ def held(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
 ) -> Any:
     """A value that only weighs or divides others: weights of a softmax, an inverse, a variance."""
-    x = args[0] if args else None
-    if func in OUT_OF_PLACE and flows(x):
-        return held_in_place(x, func, args, kwargs, tracking)
+    if func in OUT_OF_PLACE and flows(args[0]):
+        return held_in_place(args[0], func, args, kwargs, tracking)
     with torch.no_grad():
         return func(*args, **kwargs)
 
