@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vision_attn.methods import LibraGradient
 from vision_attn.tokens.gradients.graph import Value
 from vision_attn.tokens.gradients.levels import by_shape, find_levels
 from vision_attn.tokens.gradients.mode import Mark
@@ -46,6 +47,35 @@ def test_tokens_in_another_order_are_found(by_columns: bool) -> None:
     assert readout is not None
     assert readout.order is not None
     assert list(readout.order) == rows.flatten().tolist()
+
+
+class ChannelsLast(nn.Module):
+    """Attention over patches in rows and columns, as many channels as rows."""
+
+    def __init__(self, channels_last: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.channels_last = channels_last
+        self.cut, self.head = nn.Conv2d(3, 6, 4, 4), nn.Linear(6, 5)
+
+    def forward(self, images: torch.Tensor) -> Any:
+        x = self.cut(images)
+        x = x.permute(0, 2, 3, 1) if self.channels_last else x
+        tokens = x.flatten(1, 2) if self.channels_last else x.flatten(2).mT
+        y = F.scaled_dot_product_attention(tokens, tokens, tokens)
+        y = y.unflatten(1, (6, 6)) if self.channels_last else y.mT.unflatten(2, (6, 6))
+        return self.head((x + y).mean((1, 2) if self.channels_last else (2, 3)))
+
+
+def test_as_many_channels_as_rows_are_told_from_rows() -> None:
+    images = torch.rand(2, 3, 24, 24)
+    images[:, :, 4:8, 16:20] += 3
+    last, first = (ChannelsLast(channels_last).eval() for channels_last in (True, False))
+    torch.testing.assert_close(last(images), first(images))
+    maps, expected = (
+        LibraGradient(smooth=0)(network, images, 2).values for network in (last, first)
+    )
+    torch.testing.assert_close(maps, expected)
 
 
 class TwoSizes(Turned):

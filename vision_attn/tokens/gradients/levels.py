@@ -339,7 +339,7 @@ def placed(
     at_once = {
         value.call: level
         for value in (value for values in levels for value in values)
-        if (level := by_shape(value, size, hint, attends)) is not None
+        if not is_cube(value) and (level := by_shape(value, size, hint, attends)) is not None
     }
     unsettled = [value for values in levels if values[0].call not in at_once for value in values]
     unsettled = [value for value in unsettled if value.call not in at_once]
@@ -352,6 +352,10 @@ def placed(
         value = unsettled[number]
         if (level := by_origins(value, ids, tracer, size)) is not None:
             at_once[value.call] = level
+    for value in unsettled:  # what the run did not tell, shapes may
+        level = by_shape(value, size, hint, attends) if is_cube(value) else None
+        if level is not None:
+            at_once.setdefault(value.call, level)
     shapes = {level.mark.shape for level in at_once.values()}
     unsettled = [value for value in unsettled if value.mark.shape not in shapes]
     if hint is None and attends and any(len(value.mark.shape) == 3 for value in unsettled):
@@ -426,6 +430,12 @@ def known_layout(network: nn.Module, size: tuple[int, int]) -> TokenLayout | Non
     with suppress(ValueError):
         return layout_of(network, size)
     return None
+
+
+def is_cube(value: Value) -> bool:
+    """Whether any axis of features may be that of channels."""
+    shape = value.mark.shape
+    return len(shape) == 4 and len(set(shape[1:])) == 1
 
 
 def by_shape(
