@@ -200,6 +200,22 @@ def test_as_many_images_as_tokens_are_told_from_tokens(method: Explainer) -> Non
         torch.testing.assert_close(maps.values, each[:count], rtol=1e-5, atol=1e-7)
 
 
+def test_a_norm_over_the_images_of_a_batch_is_refused_for_several() -> None:
+    network = TokensFirst().eval()
+    norm = nn.BatchNorm1d(6, track_running_stats=False)
+    network.encoder.layers[0].linear1 = nn.Sequential(
+        Spoiling(lambda x: x.permute(1, 2, 0)), norm, Spoiling(lambda x: x.permute(2, 0, 1)),
+        network.encoder.layers[0].linear1,
+    )  # fmt: skip
+    images = torch.randn(3, 3, 12, 8)
+    maps = LibraGradient(check=True)(network, images[:1], CLASS)
+    assert maps.completeness_gap is not None
+    assert maps.completeness_gap.max() < 1e-5
+    message = r"normalises over the images of a batch .*: give one image a call"
+    with pytest.raises(ValueError, match=message):
+        LibraGradient()(network, images, CLASS)
+
+
 class InPairs(nn.Module):
     """A network that runs two images at a time."""
 

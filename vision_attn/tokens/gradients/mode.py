@@ -139,6 +139,7 @@ class HeldGradients(TorchFunctionMode, Tracking):
         self._rules = RULES if rules is None else rules
         self.closed = not levels
         self._changed = [changed for _, changed in levels]
+        self._images = images
         self._counter = CallCounter([mark for mark, _ in levels], images)
         self._depth = 0
         self._scope: object = None
@@ -191,6 +192,18 @@ class HeldGradients(TorchFunctionMode, Tracking):
             elif self._strengths.data:
                 self._strengths.pop(x, None)
         return x
+
+    def join_images(self, x: Tensor) -> None:
+        """Refuse a norm over several images, whose logits then depend on each other's pixels.
+
+        Raises:
+            ValueError: The first axis is that of several images.
+        """
+        if 1 < self._images == len(x):
+            raise ValueError(
+                "the network normalises over the images of a batch (a batch norm without running "
+                "statistics), so that one image's map depends on the others: give one image a call"
+            )
 
     def miss(self, name: str) -> None:
         """Note nothing: this mode runs what another has looked through."""

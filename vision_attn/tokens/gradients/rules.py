@@ -59,6 +59,10 @@ class Tracking(ABC):
         """Return a value, marked as a gate of this strength."""
 
     @abstractmethod
+    def join_images(self, x: Tensor) -> None:
+        """Note that a value's first axis is normalised over: images may be joined."""
+
+    @abstractmethod
     def miss(self, name: str) -> None:
         """Note a function whose result is held, and may join values: it may be in no share."""
 
@@ -219,6 +223,7 @@ def batch_norm(
             plain: Tensor = func(*args, **kwargs)
             return plain
         if training or running_mean is None:
+            tracking.join_images(x)
             out = written_norm(x, [axis for axis in range(x.ndim) if axis != 1], eps)
             return affine(out, weight, bias, tracking)
         if tracking.counts or flows(running_mean) or flows(running_var):
