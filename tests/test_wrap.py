@@ -1,5 +1,7 @@
 """Networks and transforms of one's own, as models: any channels, any dtype, any head."""
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,6 +235,22 @@ def test_what_is_no_photo_is_told(photo: torch.Tensor | int | np.ndarray, messag
     model = wrap(senet(), CROP, NAMES)
     with pytest.raises(ValueError, match=message):
         unchecked(read)(photo, model.preprocess)
+
+
+@pytest.mark.parametrize(
+    "steps", [[v1.Resize((32, 32))], [v1.Resize((28, 28)), v1.Pad(2)]], ids=["whole", "padded"]
+)
+def test_a_photo_that_is_seen_whole_or_in_a_padding_has_a_page(
+    steps: list[Any], photos: Path
+) -> None:
+    model = wrap(vit(), v1.Compose([*steps, v1.ToTensor()]), NAMES)
+    photo = np.asarray(Image.open(photos / "cat.png").convert("RGB"))
+    for size in ((160, 160), (401, 331)):
+        page = vision_attn.inspect(model, Image.fromarray(photo).resize(size), ["GradCAM"])
+        [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.html)
+        [item] = json.loads(data)["items"]
+        share = 2 / 28 if len(steps) == 2 else 0
+        assert item["box"] == pytest.approx((-share, -share, 1 + share, 1 + share), abs=0.01)
 
 
 def test_a_turned_photo_has_maps_but_no_page(photos: Path) -> None:

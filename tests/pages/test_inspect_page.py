@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from importlib.resources import files
@@ -161,6 +162,49 @@ def test_what_is_wrong_is_said() -> None:
         Inspection(
             "m", "i", PHOTO, box=(0.5, 0.0, 0.5, 1.0), grid=(2, 3), prefix=["c"], layers=[layer()]
         )
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        (0.0, 1.0, 1.0, 0.0),
+        (1.0, 0.0, 2.0, 1.0),
+        (0.0, -1.0, 1.0, 0.0),
+        (0.0, 0.0, np.nan, 1.0),
+        (-np.inf, 0.0, 1.0, 1.0),
+    ],
+)
+def test_a_box_that_shows_nothing_of_the_photo_is_no_box(
+    box: tuple[float, float, float, float],
+) -> None:
+    with pytest.raises(ValueError, match=r"box must be .* of which it shows a part, got"):
+        Inspection("m", "i", PHOTO, box=box, maps=[ShownMap("A", np.ones((2, 2)))])
+
+
+IN_A_PADDING = """
+const board = new Layer({ name: "", averages: [] }, job.item);
+const cells = new Cells([4, 4], placed(job.item.box, 80, 40), placed(board.seen, 80, 40));
+const points = [0, 1, 2, 3].map((at) => centreOf(board, [at, at]));
+return {
+  seen: board.seen,
+  points,
+  tokens: points.map((point) => board.tokenAt(point)),
+  x: [0, 1, 2, 3, 4].map(cells.x),
+  y: [0, 1, 2, 3, 4].map(cells.y),
+};
+"""
+
+
+def test_what_lies_in_a_padding_is_neither_framed_nor_asked(in_node: Callable[..., Any]) -> None:
+    box = [-1, -0.25, 2, 1.25]  # of the 4 columns, those of the border see no photo at all
+    scripts = [f"../../inspect/js/{name}.js" for name in ("attention", "stage")]
+    item = {"box": box, "grid": [4, 4], "prefix": []}
+    found = in_node(scripts, IN_A_PADDING, {}, item=item)
+    assert found["seen"] == [0, 0, 1, 1]
+    assert found["x"] == [0, 0, 40, 80, 80]
+    assert found["y"] == [0, 5, 20, 35, 40]
+    assert found["points"][1:3] == [[0.25, 0.3125], [0.75, 0.6875]]
+    assert found["tokens"] == [None, 5, 10, None]
 
 
 def windows(weights: np.ndarray | None = None, **parts: Any) -> Windows:

@@ -5,7 +5,7 @@ Axes: H, W the photo's height and width, h, w a map's, head, n tokens, d head wi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import isfinite, prod
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, UInt8
@@ -263,7 +263,8 @@ class Inspection:
         model: Its name.
         image: The photo's name.
         photo: Its pixels, (H W 3).
-        box: The part of the photo that the model sees, (left, top, right, bottom) in 0..1 of it.
+        box: The part of the photo that the model sees, (left, top, right, bottom) in 0..1 of it;
+            beyond where the model sees a padding.
         predictions: The likeliest classes.
         grid: (rows, columns) of tokens on the photo; only needed where there are layers.
         prefix: What the tokens before them are called; only needed where there are layers.
@@ -279,7 +280,7 @@ class Inspection:
 
     Raises:
         ValueError: There are no layers, maps, gates and features, a layer has another number of
-            tokens, or the box lies beyond 0..1.
+            tokens, or the box shows nothing of the photo.
 
     Examples:
         >>> import numpy as np
@@ -334,5 +335,9 @@ class Inspection:
                 "got none"
             )
         left, top, right, bottom = self.box
-        if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
-            raise ValueError(f"box must be (left, top, right, bottom) in 0..1, got {self.box}")
+        on_photo = left < min(right, 1) and right > 0 and top < min(bottom, 1) and bottom > 0
+        if not (on_photo and all(map(isfinite, self.box))):
+            raise ValueError(
+                "box must be (left, top, right, bottom) in shares of the photo, 0..1 or beyond, of "
+                f"which it shows a part, got {self.box}"
+            )

@@ -111,7 +111,7 @@ const CODES = {
 class Layer {
   /** averages: {entropy, distance} of each head over all queries. */
   constructor({ name, averages, windows }, { prefix, grid, box }) {
-    Object.assign(this, { name, averages, prefix, seen: box, grid, box, merged: 1 });
+    Object.assign(this, { name, averages, prefix, seen: cutToPhoto(box), grid, box, merged: 1 });
     if (windows) {
       const [left, top, right, bottom] = box;
       const { merged } = windows;

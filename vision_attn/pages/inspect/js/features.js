@@ -6,7 +6,8 @@ const COSINE = "cosine";
 class Features {
   constructor(buffer, layer, { box }) {
     const { name, grid, width, code, at, colors, foreground, variance, nearest } = layer;
-    Object.assign(this, { name, grid, width, box, seen: box, variance, nearest });
+    Object.assign(this, { name, grid, width, box, variance, nearest });
+    this.seen = cutToPhoto(box);
     this.count = grid[0] * grid[1];
     this.scales = new Float32Array(buffer, at, this.count);
     const Whole = code === "int8" ? Int8Array : Int16Array;
@@ -44,7 +45,7 @@ class Features {
 
   /** The patch of a point (x, y) in 0..1 of the photo: the nearest that was seen. */
   patchOf([x, y]) {
-    const [left, top, right, bottom] = this.box;
+    const [left, top, right, bottom] = this.seen;
     const between = (low, at, high) => Math.min(Math.max(low, at), high - 1e-9);
     const [row, column] = cellAt(this.box, this.grid, [
       between(left, x, right),

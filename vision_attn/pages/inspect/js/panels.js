@@ -192,10 +192,10 @@ class Methods {
   }
 }
 
-/** What the model sees of a photo, with its map, in a square of `side` pixels. */
+/** What the model sees of a photo, with its map, in a square of `side` pixels; no padding. */
 function drawSeen(scene, side) {
   const { photo, box } = scene.item;
-  const [left, top, right, bottom] = box;
+  const [left, top, right, bottom] = cutToPhoto(box);
   const [wide, high] = [(right - left) * photo.width, (bottom - top) * photo.height];
   const share = side / Math.max(wide, high);
   const canvas = make("canvas", {

@@ -16,7 +16,7 @@ function drawGround(context, width, height, { photo, box }) {
 }
 
 function drawMap(context, width, height, { item, map, scale, look, place, held, cursor }) {
-  const seen = placed(item.box, width, height);
+  const seen = placed(cutToPhoto(item.box), width, height);
   if (map) {
     const covered = placed(map.box ?? item.box, width, height);
     const finest = Math.min(1, FINEST / Math.max(covered[2], covered[3]));
@@ -42,12 +42,18 @@ function placed([left, top, right, bottom], width, height) {
   return [left * width, top * height, (right - left) * width, (bottom - top) * height];
 }
 
+/** What of a box lies on the photo: it reaches beyond where the model sees a padding. */
+function cutToPhoto(box) {
+  return box.map((at) => Math.min(Math.max(at, 0), 1));
+}
+
 /** Where the cells of a grid begin on a canvas, in pixels; none reaches beyond what was seen. */
 class Cells {
   constructor(grid, [left, top, width, height], seen) {
     this.grid = grid;
-    this.x = (column) => Math.min(left + (column * width) / grid[1], seen[0] + seen[2]);
-    this.y = (row) => Math.min(top + (row * height) / grid[0], seen[1] + seen[3]);
+    const within = (at, axis) => Math.min(Math.max(at, seen[axis]), seen[axis] + seen[axis + 2]);
+    this.x = (column) => within(left + (column * width) / grid[1], 0);
+    this.y = (row) => within(top + (row * height) / grid[0], 1);
     const cell = Math.min(width / grid[1], height / grid[0], width / 12, height / 12);
     this.line = Math.max(2, cell / 10);
   }
@@ -216,17 +222,18 @@ class Stage {
     event.preventDefault();
     const [row, column] = place ?? board.grid.map((side) => Math.floor(side / 2));
     const next = place ? [row + step[0], column + step[1]] : [row, column];
-    if (next.every((at, axis) => at >= 0 && at < board.grid[axis]))
-      this.onQuery(centreOf(board, next), { keeps: true });
+    if (next.some((at, axis) => at < 0 || at >= board.grid[axis])) return;
+    const point = centreOf(board, next);
+    if (cellAt(board.seen, [1, 1], point)) this.onQuery(point, { keeps: true }); // not in a padding
   }
 }
 
-/** The middle of what the model sees of a patch, in 0..1 of the photo. */
+/** The middle of what the model sees of a patch, in 0..1 of the photo; beyond it for a padding. */
 function centreOf({ box: [left, top, right, bottom], grid, seen }, [row, column]) {
-  const middle = (low, size, at, end) =>
-    (low + size * at + Math.min(low + size * (at + 1), end)) / 2;
+  const middle = (low, size, at, begin, end) =>
+    (Math.max(low + size * at, begin) + Math.min(low + size * (at + 1), end)) / 2;
   return [
-    middle(left, (right - left) / grid[1], column, seen[2]),
-    middle(top, (bottom - top) / grid[0], row, seen[3]),
+    middle(left, (right - left) / grid[1], column, seen[0], seen[2]),
+    middle(top, (bottom - top) / grid[0], row, seen[1], seen[3]),
   ];
 }
