@@ -85,6 +85,24 @@ def test_exif_orientation_of_an_opened_image_is_applied_once(
     assert torch.equal(preprocess(tmp_path / name), expected)
 
 
+@pytest.mark.parametrize("mode", ["HSV", "L", "LA", "P", "1", "CMYK", "YCbCr", "RGBA", "RGBX"])
+def test_an_image_read_before_is_read_again_in_another_mode(mode: str) -> None:
+    changed = to_rgb(photo(23, 41)).convert(mode)
+    fresh = changed.copy()
+    fresh.info = {}
+    again = to_rgb(changed)
+    assert again.mode == "RGB"
+    np.testing.assert_array_equal(again, to_rgb(fresh))
+    preprocess = Preprocess((16, 24), MEAN, STD, crop_pct=0.9)
+    assert torch.equal(preprocess(changed), preprocess(fresh))
+
+
+def test_parts_made_transparent_after_reading_are_white() -> None:
+    image = to_rgb(photo(23, 41))
+    image.putalpha(0)
+    assert to_rgb(image).getextrema() == ((255, 255),) * 3
+
+
 @pytest.mark.parametrize("size", [(1, 1), (1, 9973), (9973, 1), (5477, 3651), (7, 5)])
 def test_any_size_gives_the_input_size(size: tuple[int, int]) -> None:
     preprocess = Preprocess((37, 53), MEAN, STD, crop_pct=0.9)

@@ -268,10 +268,12 @@ def _load(image: Image.Image) -> None:
 def to_rgb(image: Image.Image, value_range: ValueRange | None = None) -> Image.Image:
     """Make RGB of any Pillow image as `read_image` does of a file; what that gave stays itself.
 
+    What was made of that in another mode is made RGB again.
+
     Raises ImageError, which names the image's file if it has one, where it cannot be decoded or
     the range of its numbers is not certain.
     """
-    if READ in image.info:
+    if READ in image.info and image.mode == "RGB":  # `convert` of Pillow keeps `info`
         return image
     name = str(getattr(image, "filename", "") or "image")
     with sample_errors(name):
