@@ -137,6 +137,8 @@ def test_any_number_of_channels(count: int, tmp_path: Path) -> None:
         np.testing.assert_allclose(found["GradCAM"].values, expected, rtol=1e-3, atol=1e-5)
         assert fixed.explain(photo, "GradCAM", target="dog")[0].values.shape == expected.shape
         assert found.photo.size == (60, 40)
+        again = measured.explain(found.photo, "GradCAM", target="dog")[0].values
+        np.testing.assert_array_equal(again, found["GradCAM"].values)
     both: Any = measured.explain(torch.stack([tensor, tensor]), "GradCAM")
     assert len(both) == 2
     both.save(tmp_path)

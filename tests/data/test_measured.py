@@ -319,6 +319,22 @@ def test_channels_are_kept(count: int) -> None:
         channels_of(image, 5)
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 7])
+def test_channels_of_a_changed_image_are_those_that_it_shows(count: int) -> None:
+    array = np.random.default_rng(0).integers(0, 256, (6, 6, count), np.uint8)
+    image = image_of_array(array)
+    assert np.array_equal(channels_of(image.copy(), count), np.moveaxis(array, 2, 0))
+    mirrored = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    for changed in (mirrored, image.crop((1, 2, 5, 4)), mirrored.convert("HSV")):
+        shown = np.moveaxis(np.asarray(changed.convert("RGB")), 2, 0)
+        assert np.array_equal(channels_of(changed, 3), shown)
+        if count == 1 and changed.mode == "RGB":
+            assert np.array_equal(channels_of(changed, 1), shown[:1])
+        if count > 1:
+            with pytest.raises(ValueError, match=f"takes {count} channels, the photo has 3"):
+                channels_of(changed, count)
+
+
 def test_bands_of_an_image_are_channels_where_the_network_has_as_many() -> None:
     rgba = Image.new("RGBA", (6, 5), (10, 20, 30, 40))
     assert channels_of(rgba, 4)[:, 0, 0].tolist() == [10, 20, 30, 40]

@@ -14,7 +14,13 @@ from torch import Tensor
 from vision_attn.arguments import article
 from vision_attn.data.images import ImageError, to_rgb
 
-__all__ = ["channels_of", "image_of_array", "image_of_channels", "image_of_tensor"]
+__all__ = [
+    "channels_of",
+    "image_of_array",
+    "image_of_channels",
+    "image_of_tensor",
+    "kept_channels",
+]
 
 KEPT = "vision_attn channels"  # in the `info` of an image that stands for an array of channels
 
@@ -89,7 +95,8 @@ def image_of_channels(channels: UInt8[ndarray, "c H W"]) -> Image.Image:
 def channels_of(image: Image.Image, count: int | None = None) -> UInt8[ndarray, "c H W"]:
     """Return the channels of an image: those that it keeps, its bands, or grey of one channel.
 
-    Raises ImageError where it has not `count`; None takes what there is.
+    Of an image that was changed since, its own pixels count alone. Raises ImageError where it has
+    not `count`; None takes what there is.
 
     Examples:
         >>> import numpy as np
@@ -97,7 +104,7 @@ def channels_of(image: Image.Image, count: int | None = None) -> UInt8[ndarray, 
         >>> channels_of(image_of_array(np.zeros((20, 30, 5), np.uint8))).shape
         (5, 20, 30)
     """
-    planes: Any = image.info.get(KEPT)
+    planes: Any = kept_channels(image)
     if planes is None and count == 4 and image.mode == "RGBA":
         planes = np.moveaxis(np.asarray(image), 2, 0)
     if planes is None and count == 1:
@@ -110,3 +117,16 @@ def channels_of(image: Image.Image, count: int | None = None) -> UInt8[ndarray, 
             f"photo has {len(planes)}: give an array (height, width, {count})"
         )
     return planes
+
+
+def kept_channels(image: Image.Image) -> UInt8[ndarray, "c H W"] | None:
+    """Return the channels that an image keeps; None without them, or where its pixels are others.
+
+    What Pillow makes of an image keeps its `info`: a crop or a mirrored one has the channels of the
+    whole.
+    """
+    planes: UInt8[ndarray, "c H W"] | None = image.info.get(KEPT)
+    if planes is None or image.mode != "RGB" or planes.shape[1:] != image.size[::-1]:
+        return None
+    shown = planes[:3] if len(planes) > 3 else planes[:1]
+    return planes if (np.moveaxis(np.asarray(image), 2, 0) == shown).all() else None

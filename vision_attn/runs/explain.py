@@ -22,6 +22,7 @@ from vision_attn.data.channels import (
     image_of_array,
     image_of_channels,
     image_of_tensor,
+    kept_channels,
 )
 from vision_attn.data.faults import ImageError, fault_line, reason, sample_errors
 from vision_attn.data.images import to_rgb
@@ -450,6 +451,8 @@ def read(image: Photo, preprocess: Preprocessing) -> tuple[str, Image]:
         name = str(getattr(image, "filename", "") or "image")
         if len(preprocess.mean) == 4 and image.mode == "RGBA":  # else transparent parts are white
             return name, image_of_channels(channels_of(image, 4))
+        if len(preprocess.mean) != 3 and kept_channels(image) is not None:
+            return name, image
         return name, to_rgb(image, value_range)
     if isinstance(image, Tensor):
         return "image", _of_colours(image_of_tensor(image), image, preprocess)
