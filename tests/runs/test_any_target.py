@@ -14,7 +14,7 @@ from torch import nn
 
 import vision_attn
 from vision_attn.data import Preprocess
-from vision_attn.methods import Difference, GradCAM, Odds, Similarity
+from vision_attn.methods import Difference, GradCAM, Odds, Similarity, usual_method
 from vision_attn.models import SEResNet, ViT
 from vision_attn.pages.inspect.inspection import Look, inspect
 from vision_attn.pages.inspect.page import Page
@@ -204,6 +204,24 @@ def test_scores_of_an_encoder_need_a_target(encoder: Model) -> None:
     )
     assert found.methods[:2] == ["GradCAM", "Rollout"]
     assert found.table()[0]["n"] == 5
+
+
+def test_an_encoder_that_nothing_but_baselines_explains_needs_a_target(
+    photos: Path, tmp_path: Path
+) -> None:
+    network = nn.Sequential(
+        nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    model = vision_attn.Model(network, PREPROCESS, [], None, "an encoder")
+    cat, needs_target = photos / "cat.png", "GradCAM: Sequential has no classifier.* give target="
+    with pytest.raises(ValueError, match=needs_target):
+        explain(model, cat)
+    with pytest.raises(ValueError, match=needs_target):
+        vision_attn.gallery(model, [cat], output=tmp_path)
+    assert usual_method(model, class_blind=True) == GradCAM()
+    assert explain(model, cat, target=lambda output: output[:, 0]).methods == ["GradCAM"]
+    assert explain(model, cat, "RandomMap").methods == ["RandomMap"]
+    assert [one["method"] for one in item_of(inspect(model, cat))["maps"]] == []
 
 
 def test_scores_of_a_head(model: Model) -> None:

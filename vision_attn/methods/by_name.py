@@ -204,13 +204,14 @@ def usual_method(network: nn.Module | Model, class_blind: bool = False) -> Expla
 
     Args:
         network: A network or a model.
-        class_blind: Whether it must be a method whose map is of no class.
+        class_blind: Whether it should be a method whose map is of no class.
 
     Returns:
-        The explainer.
+        The explainer; never a baseline. Where each method that fits explains a class, it is of one
+            of these, class_blind or not.
 
     Raises:
-        ValueError: No method fits the network.
+        ValueError: No method but the baselines fits the network.
 
     Examples:
         >>> from torch import nn
@@ -225,11 +226,13 @@ def usual_method(network: nn.Module | Model, class_blind: bool = False) -> Expla
     ):
         if refusal(explainer, network) is None:
             return explainer
-    fitting = _some_fitting(network)
-    return next(
-        (candidate for candidate in fitting if not (class_blind and candidate.class_specific)),
-        fitting[0],
-    )
+    fitting = [one for one in fitting_methods(network) if not isinstance(one, Baseline)]
+    for explainer in fitting:
+        if not (class_blind and explainer.class_specific):
+            return explainer
+    if class_blind and fitting:
+        return usual_method(network)
+    return choose_methods([GradCAM()], network)[0]  # which says why it does not fit
 
 
 @checked()
