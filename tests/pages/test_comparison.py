@@ -188,6 +188,20 @@ def test_tables_count_photos_and_classes(folder: Path) -> None:
         found.overlap("GradCAM")
 
 
+def test_one_photo_of_a_known_class_has_an_accuracy_without_an_interval(folder: Path) -> None:
+    known = folder / "cat" / "0.png"
+    others = sorted((folder / "other").glob("*.png"))
+    found = vision_attn.compare((vit(1), vit(2)), [known, *others], "Rollout")
+    right = found.accuracy()
+    assert right is not None
+    assert (right["n"], right["low"]) == (1, None)
+    line = (
+        f"Accuracy {right['a']:.1%} and {right['b']:.1%}: the second less the first is "
+        f"{right['difference']:.1%}."
+    )
+    assert line in str(found).splitlines()
+
+
 def test_models_of_other_sizes_are_compared_on_the_photo(folder: Path) -> None:
     found = vision_attn.compare((vit(1), vit(2, size=32)), folder, "Rollout", limit=3)
     assert len(found.photos) == 3

@@ -251,22 +251,28 @@ class Comparison:
         if right := self.accuracy():
             lines.append(
                 f"Accuracy {right['a']:.1%} and {right['b']:.1%}: the second less the first is "
-                f"{right['difference']:.1%} ({right['low']:.1%} to {right['high']:.1%})."
+                f"{right['difference']:.1%}{_ends(right)}."
             )
         for name in self.methods:
             found = self.overlap(name)
             of_others = ""
             if found["apart"] is not None:
                 of_others = f"; of the maps of two different photos, {found['apart']:.1%}"
-            ends = "" if found["low"] is None else f" ({found['low']:.1%} to {found['high']:.1%})"
             lines.append(
-                f"{name}: {found['mean']:.1%}{ends} of a photo's two maps lies in the same place"
-                f"{of_others}."
+                f"{name}: {found['mean']:.1%}{_ends(found)} of a photo's two maps lies in the same "
+                f"place{of_others}."
             )
         return lines
 
     def __str__(self) -> str:
         return "\n".join(self.sentences())
+
+
+def _ends(interval: dict[str, Any]) -> str:
+    """The ends of an interval in words; none of a single photo, which has no interval."""
+    if interval["low"] is None:
+        return ""
+    return f" ({interval['low']:.1%} to {interval['high']:.1%})"
 
 
 def _numbers(values: Sequence[float | bool]) -> torch.Tensor:
