@@ -226,7 +226,7 @@ def usual_method(network: nn.Module | Model, class_blind: bool = False) -> Expla
     ):
         if refusal(explainer, network) is None:
             return explainer
-    fitting = [one for one in fitting_methods(network) if not isinstance(one, Baseline)]
+    fitting = [method for method in fitting_methods(network) if not isinstance(method, Baseline)]
     for explainer in fitting:
         if not (class_blind and explainer.class_specific):
             return explainer
