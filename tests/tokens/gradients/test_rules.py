@@ -305,6 +305,15 @@ def test_a_gate_that_is_moved_is_a_gate(name: str) -> None:
     torch.testing.assert_close(gradient_under_rules(lambda x: x * MOVES[name](x)), expected)
 
 
+def test_sigmoids_that_are_divided_by_their_sum_are_weights() -> None:
+    def weights(x: Any) -> Any:
+        gates = (x @ Q @ x.mT).sigmoid()
+        return gates / gates.sum(-1, keepdim=True)
+
+    expected = gradient_under_rules(lambda x: weights(x).detach() @ x)
+    torch.testing.assert_close(gradient_under_rules(lambda x: weights(x) @ x), expected)
+
+
 def test_what_is_written_over_a_gate_is_no_gate() -> None:
     def add(x: Any) -> Any:
         y = F.silu(x @ Q)

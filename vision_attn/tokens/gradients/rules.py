@@ -325,11 +325,12 @@ def normalize(
 def quotient(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
 ) -> Any:
-    """a / const(b)."""
+    """a / const(b). Sigmoids that are divided by their sum are gates still."""
     args = with_operands(args, kwargs)
     x, divisor, *rest = args
+    strength = tracking.strength(x) if flows(x) else 0
     out = func(x, detached(divisor), *rest, **kwargs)
-    return tracking.mark(out, tracking.strength(x) if flows(x) and not flows(divisor) else 0)
+    return tracking.mark(out, strength if strength == SIGMOID or not flows(divisor) else 0)
 
 
 def added_quotient(
