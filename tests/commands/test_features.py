@@ -58,6 +58,20 @@ def test_components_are_what_is_drawn_by_itself(
     assert "features of 3 images" in out
 
 
+def test_too_few_components_for_colours_name_the_option_that_gives_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (80, 48)).save(tmp_path / "black.png")
+    words = ["features", "timm:resnet10t", "--pretrained", "false", "--image-size", "64x64"]
+    words += ["--device", "cpu", "-o", str(tmp_path / "out"), str(tmp_path / "black.png")]
+    assert main([*words, "--components"]) == 2
+    error = capsys.readouterr().err
+    assert "foreground of these images has fewer: take the background too (--keep-bac" in error
+    deep = [*words, "--layer", "layer4", "--image-size", "32x64"]
+    assert main([*deep, "--keep-background"]) == 2
+    assert "fewer: name a layer with more patches (--layer)" in capsys.readouterr().err
+
+
 def test_similar_places_photos_and_the_nearest(
     model: Model, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

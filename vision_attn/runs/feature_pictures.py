@@ -75,12 +75,23 @@ class FeaturePictures:
         """Paint the first three principal components of all photos together: NAME.components.png.
 
         Raises:
-            ValueError: As `patch_components`.
+            ValueError: There are fewer than three components, or as `patch_components`.
         """
         photos = [read(file, self.model.preprocess)[1] for file in files]
-        found = patch_components(
-            self.model, photos, 3, self.layer, split_background=not keep_background
-        )
+        try:
+            found = patch_components(
+                self.model, photos, 3, self.layer, split_background=not keep_background
+            )
+        except ValueError as error:
+            if not str(error).startswith("k must be"):
+                raise
+            raise ValueError(
+                "colours need three components, and the patches of these images have fewer: name "
+                "a layer with more patches (--layer)"
+                if keep_background
+                else "colours need three components, and the foreground of these images has fewer: "
+                "take the background too (--keep-background)"
+            ) from None
         colors = found.colors()
         for name, photo, one, scores in zip(
             self._names(files), photos, colors, found.scores.numpy(), strict=True
