@@ -97,6 +97,14 @@ def test_an_image_read_before_is_read_again_in_another_mode(mode: str) -> None:
     assert torch.equal(preprocess(changed), preprocess(fresh))
 
 
+def test_an_array_is_no_photo_of_a_preprocess() -> None:
+    array = np.zeros((23, 41, 3), np.uint8)
+    prepare: Any = getattr(Preprocess.__call__, "__wrapped__", Preprocess.__call__)
+    for preprocess in (Preprocess((16, 24), MEAN, STD), Preprocess((16, 24), (0.5,), (0.5,))):
+        with pytest.raises(ImageError, match=r"expected a PIL image or a path, got .* ndarray: "):
+            prepare(preprocess, array)
+
+
 def test_parts_made_transparent_after_reading_are_white() -> None:
     image = to_rgb(photo(23, 41))
     image.putalpha(0)

@@ -23,7 +23,14 @@ from torch import Tensor
 from vision_attn.data.channels import channels_of, image_of_channels
 from vision_attn.data.faults import reason
 from vision_attn.data.images import read_image
-from vision_attn.data.preprocess import Box, bilinear, checked_boxes, checked_mask, seen_boxes
+from vision_attn.data.preprocess import (
+    Box,
+    bilinear,
+    check_photo,
+    checked_boxes,
+    checked_mask,
+    seen_boxes,
+)
 
 __all__ = ["Geometry", "MeasuredTransform"]
 
@@ -128,6 +135,7 @@ class MeasuredTransform:
 
     def __call__(self, image: Image.Image | str | PathLike[str]) -> Float[Tensor, "c h w"]:
         """Make the network's input of a photo or an image file."""
+        check_photo(image)
         photo = image if isinstance(image, Image.Image) else self.read(image)
         return self._apply(photo)
 

@@ -124,6 +124,7 @@ class Preprocess:
         Raises:
             ImageError: Whatever is wrong with a file, in one line that names it.
         """
+        check_photo(image)
         if len(self.mean) != 3:
             return self._of_channels(image)
         opened = isinstance(image, Image.Image)
@@ -250,6 +251,15 @@ class Preprocess:
         on_photo = rows @ heatmap.astype(np.float32) @ columns.T
         on_photo[~(seen_rows[:, None] & seen_columns)] = np.nan
         return on_photo
+
+
+def check_photo(image: object) -> None:
+    """Raise ImageError for what is no PIL image and no path, such as an array."""
+    if not isinstance(image, Image.Image | str | PathLike):
+        raise ImageError(
+            f"expected a PIL image or a path, got a value of type {type(image).__name__}: "
+            "PIL.Image.fromarray makes an image of an array, and explain takes arrays and tensors"
+        )
 
 
 def floats(numbers: Any) -> Tensor:
