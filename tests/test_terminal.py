@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,6 +127,17 @@ def test_logged_errors_are_escaped_lines(
     terminal.log_lines()
     logging.getLogger("vision_attn.data.files").error("%s: damaged", STEERING)
     assert capsys.readouterr().err == f"vision-attn: error: {ESCAPED}: damaged\n"
+
+
+def test_warnings_of_the_package_are_lines_and_others_say_where_they_come_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    terminal.log_lines()
+    own = warnings.formatwarning(f"{STEERING}: odd", UserWarning, terminal.__file__, 7)
+    assert own == f"vision-attn: warning: {ESCAPED}: odd\n"
+    other = warnings.formatwarning("odd", UserWarning, "elsewhere.py", 7)
+    assert other.startswith("elsewhere.py:7: UserWarning: odd\n")
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ import os
 import re
 import select
 import sys
+import warnings
 from contextlib import suppress
+from pathlib import Path
 
 __all__ = ["complain", "log_lines", "printable", "say"]
 
@@ -13,6 +15,9 @@ __all__ = ["complain", "log_lines", "printable", "say"]
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+PACKAGE = Path(__file__).parent
+PYTHONS_FORMAT = warnings.formatwarning
 
 
 def printable(text: str) -> str:
@@ -45,7 +50,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def log_lines() -> None:
-    """Print what the package logs as lines on stderr: `vision-attn: error: TEXT`."""
+    """Print what the package logs, and its warnings, on stderr: `vision-attn: error: TEXT`."""
     import logging
 
     class Lines(logging.Handler):
@@ -55,10 +60,24 @@ def log_lines() -> None:
     log = logging.getLogger("vision_attn")
     if not log.handlers:
         log.addHandler(Lines())
+    warnings.formatwarning = _warning_line
     for name in ("storage", "split_names"):
         logging.getLogger(f"vision_attn.data.{name}").setLevel(logging.INFO)
     # It warns where there is no home for its cache.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
+
+
+def _warning_line(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """Write a warning of the package as a line, without the code that gave it."""
+    if Path(filename).is_relative_to(PACKAGE):
+        return f"vision-attn: warning: {_line(str(message))}\n"
+    return PYTHONS_FORMAT(message, category, filename, lineno, line)
 
 
 def open_streams() -> None:
