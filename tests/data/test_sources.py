@@ -68,7 +68,7 @@ def test_missing_data_say_what_to_do(tmp_path: Path) -> None:
     message = str(caught.value)
     assert str(tmp_path / "cifar-10-batches-py") in message
     assert "unpack cifar-10-python.tar.gz" in message
-    assert "download: true" in message
+    assert "`download: true` in the config of a training" in message
     assert "\n" not in message
 
 

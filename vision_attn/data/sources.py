@@ -147,8 +147,9 @@ class CIFAR10(Source):
         except RuntimeError as error:
             raise DataError(
                 f"{root / self.dataset.base_folder}: {self.dataset.__name__} is not there or a "
-                f"file's md5 is wrong: unpack {self.dataset.filename} in {root}, or set "
-                "`download: true` for this source"
+                f"file's md5 is wrong: unpack {self.dataset.filename} in {root} (from "
+                f"{self.dataset.url}), name the folder where it is unpacked, or fetch it with "
+                "`download: true` in the config of a training"
             ) from error
 
 
