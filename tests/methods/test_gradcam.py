@@ -245,6 +245,8 @@ def test_what_cannot_be_read_is_said(resnet: nn.Module) -> None:
     )
     with pytest.raises(ValueError, match="no map larger than 1x1 for images of 32x32: use larger"):
         explain.GradCAM()(resnet, torch.randn(1, 3, 32, 32))
+    with pytest.raises(ValueError, match=r"this layer gives no map .*: name one inside it"):
+        explain.GradCAM(layer="fc")(resnet, torch.randn(1, 3, 64, 64))
     unused: Any = Wrapped(resnet)
     unused.forward = lambda images: resnet(images).detach()
     with pytest.raises(ValueError, match="class 3 does not depend on this layer's output"):

@@ -192,9 +192,12 @@ class ClassActivationMap(Explainer):
                 output = run(network, images)
         target = target.fixed(output)
         if not leaves:
+            no_map = f"no map larger than 1x1 for images of {images.shape[2]}x{images.shape[3]}"
             raise ValueError(
-                f"{self}: the last convolutional stage gives no map larger than 1x1 for images of "
-                f"{images.shape[2]}x{images.shape[3]}: use larger images or name an earlier layer"
+                f"{self}: the last convolutional stage gives {no_map}: use larger images or name "
+                "an earlier layer"
+                if self.layer is None
+                else f"{self}: this layer gives {no_map}: name one inside it or an earlier one"
             )
         leaf, tokens_or_map = leaves
         # A ReLU that is no module may write into the last map: it is a part of it (DenseNet).
