@@ -332,6 +332,16 @@ def test_a_gallery_goes_on_after_bad_images(vit: Model, photos: Path, tmp_path: 
         vision_attn.gallery(vit, photos, output=photos / "text.jpg")
 
 
+def test_an_output_that_cannot_be_written_to_is_refused(vit: Model, photos: Path) -> None:
+    text = photos / "text.jpg"
+    text.write_text("no image")
+    cannot = r"output .*text.jpg: cannot write there \(File exists\): name another folder"
+    with pytest.raises(ValueError, match=cannot):
+        vision_attn.explain(vit, photos / "cat.png", "EdgeMap", output=text)
+    with pytest.raises(ValueError, match=cannot):
+        vision_attn.explain(vit, photos / "cat.png", "EdgeMap").save(text)
+
+
 def test_a_film_from_python(senet: Model, tmp_path: Path) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (5, 198, 322, 3), dtype=np.uint8)
     with VideoWriter(tmp_path / "clip.mp4", 10.0) as video:

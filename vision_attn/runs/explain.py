@@ -51,6 +51,7 @@ from vision_attn.methods.targets import (
 )
 from vision_attn.render import natural
 from vision_attn.runs.explanation import Explanation, Explanations
+from vision_attn.runs.inputs import output_folder
 from vision_attn.runs.labels import label_of
 from vision_attn.runs.maps import NOT_SHOWN, Map
 from vision_attn.tokens.activation import settled
@@ -402,13 +403,15 @@ def explain(
         is one of their `problems`.
 
     Raises:
-        ValueError: No method fits, there is no such class, an image cannot be read (ImageError), or
-            every method fails on a photo.
+        ValueError: No method fits, there is no such class, an image cannot be read (ImageError),
+            every method fails on a photo, or the output cannot be written to.
     """
     request = Request.of(model, methods, target, contrast, head)
     several, every = several_photos(images)
     request.check(len(every))
     photos = [read(image, model.preprocess) for image in every[:limit]]
+    if output is not None:
+        output_folder(output)
     explanations: list[Explanation] = []
     for start in range(0, len(photos), batch_size):
         places = range(start, min(start + batch_size, len(photos)))

@@ -37,7 +37,7 @@ from vision_attn.methods.targets import name_of
 from vision_attn.render import ColorMap, Dim, Panel, Scale, Style
 from vision_attn.render.picture import Picture
 from vision_attn.runs.entries import Entry, as_line
-from vision_attn.runs.inputs import check_apart, written_over
+from vision_attn.runs.inputs import check_apart, output_folder, written_over
 from vision_attn.runs.labels import label_of
 from vision_attn.runs.maps import Map
 from vision_attn.runs.naming import file_names, label
@@ -414,10 +414,9 @@ class Explanations(Sequence[Explanation]):
 
         Raises:
             OSError: A file cannot be written; then none of them is left.
-            ValueError: One could be written over a photo.
+            ValueError: The folder cannot be written to, or a file could be written over a photo.
         """
-        pictures = Pictures(Path(folder), style or ColorMap())
-        pictures.folder.mkdir(parents=True, exist_ok=True)
+        pictures = Pictures(output_folder(folder), style or ColorMap())
         files = [one.name for one in self._all if os.path.isfile(one.name)]
         if written_over(pictures.folder, files):
             check_apart(pictures.folder, files, files)
