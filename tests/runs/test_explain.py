@@ -342,6 +342,15 @@ def test_an_output_that_cannot_be_written_to_is_refused(vit: Model, photos: Path
         vision_attn.explain(vit, photos / "cat.png", "EdgeMap").save(text)
 
 
+def test_transparent_parts_of_an_array_are_white_as_those_of_an_image(vit: Model) -> None:
+    array = np.random.default_rng(0).integers(0, 256, (40, 60, 4), np.uint8)
+    image = vision_attn.explain(vit, Image.fromarray(array), "EdgeMap").photo
+    tensor = torch.from_numpy(np.moveaxis(array, 2, 0).copy())
+    for photo in (array, tensor):
+        same = vision_attn.explain(vit, photo, "EdgeMap").photo
+        np.testing.assert_array_equal(same, image)
+
+
 def test_a_film_from_python(senet: Model, tmp_path: Path) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (5, 198, 322, 3), dtype=np.uint8)
     with VideoWriter(tmp_path / "clip.mp4", 10.0) as video:

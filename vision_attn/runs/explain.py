@@ -11,6 +11,7 @@ from os import PathLike
 from typing import overload
 
 import numpy as np
+import PIL.Image
 import torch
 from numpy import ndarray
 from PIL.Image import Image
@@ -475,8 +476,13 @@ def read(image: Photo, preprocess: Preprocessing) -> tuple[str, Image]:
 
 
 def _of_colours(photo: Image, given: ndarray | Tensor, preprocess: Preprocessing) -> Image:
-    """The photo; ValueError where it has channels that a network of colours would not see."""
-    count = len(channels_of(photo))
+    """The photo; ValueError where it has channels that a network of colours would not see.
+
+    Four channels are red, green, blue and alpha to it; transparent parts are white, as of a file.
+    """
+    count = len(channels := channels_of(photo))
+    if count == 4 and len(preprocess.mean) == 3:
+        return to_rgb(PIL.Image.fromarray(np.moveaxis(channels, 0, 2).copy()))
     if count > 4 and len(preprocess.mean) == 3:
         kind, order = (
             ("a tensor", "(channels, height, width)")
