@@ -7,7 +7,6 @@ import select
 import sys
 import warnings
 from contextlib import suppress
-from pathlib import Path
 
 __all__ = ["complain", "log_lines", "printable", "say"]
 
@@ -16,7 +15,7 @@ UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
-PACKAGE = Path(__file__).parent
+PACKAGE = os.path.join(os.path.dirname(__file__), "")
 PYTHONS_FORMAT = warnings.formatwarning
 
 
@@ -75,7 +74,7 @@ def _warning_line(
     line: str | None = None,
 ) -> str:
     """Write a warning of the package as a line, without the code that gave it."""
-    if Path(filename).is_relative_to(PACKAGE):
+    if filename.startswith(PACKAGE):
         return f"vision-attn: warning: {_line(str(message))}\n"
     return PYTHONS_FORMAT(message, category, filename, lineno, line)
 
