@@ -327,6 +327,38 @@ def test_a_part_knows_its_whole(without: Callable[..., Any]) -> None:
     assert reaches.whole_of(part) is part
 
 
+class Twice(torch.autograd.Function):
+    """A function of somebody's own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return 2 * gradient
+
+
+def test_a_node_knows_the_function_that_it_is_of(without: Callable[..., Any]) -> None:
+    x = torch.ones(2, requires_grad=True)
+    own, torchs = Twice.apply(x).grad_fn, (2 * x).grad_fn
+    lost = gone("_forward_cls of a node", "functions of torch's names are not named as unknown")
+    assert reaches.function_of(own) is Twice, lost
+    assert reaches.function_of(torchs) is None
+    without("FUNCTION")
+    assert reaches.function_of(own) is None
+
+
+def test_a_node_knows_whether_its_quotient_is_rounded(without: Callable[..., Any]) -> None:
+    x = torch.ones(2, requires_grad=True)
+    rounded, exact = torch.div(x, 3, rounding_mode="floor").grad_fn, (x / 3).grad_fn
+    lost = gone("_saved_rounding_mode of a node", "rounded quotients are not named as unknown")
+    assert reaches.is_rounded(rounded), lost
+    assert not reaches.is_rounded(exact)
+    without("ROUNDING")
+    assert not reaches.is_rounded(rounded)
+
+
 def test_a_copy_has_no_hooks_of_any_kind() -> None:
     calls: list[Any] = []
     network = hooked(calls)

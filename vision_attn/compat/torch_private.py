@@ -31,6 +31,7 @@ COMPILED_CALL = "_compiled_call_impl"  # of nn.Module, once `compile` was called
 COMPILED_FROM = "_orig_mod"  # of what torch.compile(module) returns
 UNSAVED = "_non_persistent_buffers_set"  # of nn.Module
 VERSION, BASE = "_version", "_base"  # of Tensor
+FUNCTION, ROUNDING = "_forward_cls", "_saved_rounding_mode"  # of nodes of autograd's graph
 FIND_COMPILER = "get_cpp_compiler"  # of torch._inductor.cpp_builder
 CHECKPOINTS, REENTRANT = "torch.utils.checkpoint", "CheckpointFunction"
 OTHER_CHECKPOINTS = (  # where `use_reentrant=False`: one a version
@@ -183,6 +184,24 @@ def whole_of(x: Tensor) -> Tensor:
     """
     base: Tensor | None = getattr(x, BASE, None)
     return x if base is None else base
+
+
+def function_of(node: Any) -> type | None:
+    """The class of the `torch.autograd.Function` whose node this is; None: it is torch's own.
+
+    No public name tells it. Where torch has none, all functions count as torch's own, and one that
+    has the name of a node of torch's is taken for that.
+    """
+    function: type | None = getattr(node, FUNCTION, None)
+    return function
+
+
+def is_rounded(node: Any) -> bool:
+    """Whether a node is of a quotient that is rounded, as the gradient of none tells.
+
+    No public name tells it. Where torch has none, a rounded quotient is taken for one that is not.
+    """
+    return getattr(node, ROUNDING, None) is not None
 
 
 def without_hooks(network: nn.Module) -> dict[int, Any]:

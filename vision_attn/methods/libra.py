@@ -132,7 +132,7 @@ class LibraGradient(Explainer):
             if counted
             else HeldGradients(marks, images=len(images))
         )
-        strays = [stray for known in search.strays if (stray := known()) is not None]
+        strays = [stray for reference in search.strays if (stray := reference()) is not None]
         with frozen(strays), mode, own_weights_held(network, mode.hold):
             output = run(network, images)
         mode.closed = True

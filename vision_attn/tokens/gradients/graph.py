@@ -185,8 +185,8 @@ def name_of(func: Callable[..., Any]) -> str:
     name = func.__name__
     if name not in COUNTED_NAMES or func in RULES or func in JOINS:
         return name
-    is_operator = isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
-    return str(func) if is_operator else f"{func.__module__}.{name}"
+    operator = str(func)  # such as aten.mul; of other functions, what they are and where
+    return f"{func.__module__}.{name}" if " " in operator else operator
 
 
 def order_of(roots: Iterable[Any]) -> list[Any]:

@@ -220,8 +220,8 @@ def run_levels(
     if not on_last_grid:  # a layout is of the tokens of one image
         of_one = any(value.mark.shape[0] == 1 for values in wanted for value in values)
         refusal = NO_PLACE if of_one else NO_LEVEL
-    kept = [ref(stray) for stray in strays]
-    return Levels(on_last_grid, unknown, refusal, readout, kept, crops, windows)
+    references = [ref(stray) for stray in strays]
+    return Levels(on_last_grid, unknown, refusal, readout, references, crops, windows)
 
 
 def leaves_of(order: Sequence[Any]) -> list[Tensor]:

@@ -7,8 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from torch.autograd.function import BackwardCFunction
-
+from vision_attn.compat.torch_private import function_of, is_rounded
 from vision_attn.tokens.gradients.graph import COUNTED_NAMES, GraphMode
 from vision_attn.tokens.gradients.rules import RULES
 
@@ -71,15 +70,8 @@ def kind_of(node: Any) -> str:
 
 def is_foreign(node: Any) -> bool:
     """Whether a node is of a function whose gradient is another's own code."""
-    return (
-        isinstance(node, BackwardCFunction)
-        and node._forward_cls.__module__.partition(".")[0] != "vision_attn"  # type: ignore[attr-defined]
-    )
-
-
-def rounds(node: Any) -> bool:
-    """Whether a node is of a quotient that is rounded."""
-    return getattr(node, "_saved_rounding_mode", None) is not None
+    function = function_of(node)
+    return function is not None and function.__module__.partition(".")[0] != "vision_attn"
 
 
 def unknown_operations(order: Sequence[Any], mode: GraphMode) -> list[str]:
@@ -99,7 +91,7 @@ def unknown_operations(order: Sequence[Any], mode: GraphMode) -> list[str]:
         parts = sum(part is not None for part, _ in node.next_functions)
         alone = kind in PRODUCTS and parts > 1 + kind.startswith("Add") and name not in RULED
         constant = kind in JOINING | BOUNDS and parts < 2 and name not in COUNTED_NAMES
-        if kind not in SHARING or alone or constant or is_foreign(node) or rounds(node):
+        if kind not in SHARING or alone or constant or is_foreign(node) or is_rounded(node):
             in_compiled = kind in LINEAR | BOUNDS and not is_foreign(node)
             unknown[name or (f"{kind} in compiled code" if in_compiled else kind)] = None
     return list(unknown | mode.held)

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from vision_attn.attention.channels import channel_scale
+from vision_attn.compat.torch_private import whole_of
 from vision_attn.tokens.record.sdpa import SDPAInputs, multi_head_attention
 
 __all__ = [
@@ -379,7 +380,7 @@ def held_in_place(
     """Write over a value what only weighs or divides others, and take it off its graph."""
     with torch.no_grad():
         value = OUT_OF_PLACE[func](*args, **kwargs)
-        if not x._is_view():
+        if whole_of(x) is x:
             return x.copy_(value).detach_()
     tracking.miss(func.__name__)  # torch takes no view off a graph: the rest of it may flow
     return tracking.mark(x.copy_(value), SIGMOID)  # type: ignore[no-any-return]

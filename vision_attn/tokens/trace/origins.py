@@ -311,10 +311,10 @@ class Origins:
         return ids
 
 
-def nan_mean(places: Tensor) -> Tensor:
-    """The mean of the places (rows k side) that are not NaN, faster than `nanmean`."""
-    known = ~places.isnan()
-    return places.nan_to_num(0).sum(1) / known.sum(1)
+def nan_mean(centres: Tensor) -> Tensor:
+    """The mean of the centres (rows k side) that are not NaN, faster than `nanmean`."""
+    counts = (~centres.isnan()).sum(1)
+    return centres.nan_to_num(0).sum(1) / counts
 
 
 def without_copies(rows: Tensor) -> Tensor:
