@@ -338,3 +338,26 @@ def test_a_page_takes_a_vector_as_tensor_array_or_one_of_several(model: Model) -
     for target in (VECTOR, VECTOR.numpy(), [VECTOR.numpy(), None], ["predicted", VECTOR]):
         shown = Look("a network", model, target=target).predictions(torch.randn(1, 3, 16, 24))
         assert shown[-1].name == "a direction of 3 numbers"
+
+
+def test_no_class_is_contrasted_with_itself(
+    model: Model, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cat, message = photos / "cat.png", "expected another class than the target, got"
+    doors: list[Any] = [
+        lambda **asked: explain(model, cat, "GradCAM", **asked),
+        lambda **asked: vision_attn.gallery(model, cat, "GradCAM", output=tmp_path, **asked),
+        lambda **asked: vision_attn.inspect(model, cat, "GradCAM", **asked),
+        lambda **asked: vision_attn.score(model, "planted", ["GradCAM"], **asked, **QUICK),
+    ]
+    for door in doors:
+        with pytest.raises(ValueError, match=f"{message} pug for both"):
+            door(target="pug", contrast="pug")
+    with pytest.raises(ValueError, match=f"{message} class 3 for both"):
+        Difference(3, 3)
+    predicted = explain(model, cat, "GradCAM").predicted
+    assert predicted is not None
+    own = explain(model, cat, ["GradCAM", "EdgeMap"], contrast=predicted)
+    assert [found.note for found in own.maps] == ["Empty map: its class is the contrast itself", ""]
+    assert caplog.messages == [f"{cat}: Empty map: its class is the contrast itself"]
+    vision_attn.inspect(model, cat, "GradCAM", contrast=predicted)

@@ -3,6 +3,7 @@
 Axes: b batch, h height, w width, k classes, H, W a photo's height and width.
 """
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ from vision_attn.methods import (
 from vision_attn.methods.by_name import MisfitError, method_list
 from vision_attn.methods.targets import (
     TargetLike,
+    check_contrast,
     has_classifier,
     model_logits,
     model_output,
@@ -54,7 +56,7 @@ from vision_attn.render import natural
 from vision_attn.runs.explanation import Explanation, Explanations
 from vision_attn.runs.inputs import output_folder
 from vision_attn.runs.labels import label_of
-from vision_attn.runs.maps import NOT_SHOWN, Map
+from vision_attn.runs.maps import ITS_OWN_CONTRAST, NOT_SHOWN, Map
 from vision_attn.tokens.activation import settled
 from vision_attn.tokens.outputs import one_row
 from vision_attn.types import Head, Heatmaps, Images, Logits, Model, Preprocessing
@@ -70,6 +72,8 @@ __all__ = [
     "read",
     "several_photos",
 ]
+
+log = logging.getLogger(__name__)
 
 Photo = Image | str | PathLike[str] | ndarray | Tensor
 Methods = str | Explainer | Sequence[str | Explainer]
@@ -109,6 +113,10 @@ class Request:
     contrast: Target | None = None
     refused: Sequence[str] = ()
     unproven: bool = False
+
+    def __post_init__(self) -> None:
+        if self.contrast is not None and not self.by_label:
+            check_contrast(self.target, self.contrast, self.model.classes)
 
     @classmethod
     def of(
@@ -211,6 +219,11 @@ class Request:
         if known or not isinstance(target, Class):
             target.check(len(photos))
             target = target.fixed(output)
+        if self.contrast is not None and any(one.class_specific for one in self.explainers):
+            for i, (name, _) in enumerate(photos):
+                index, contrast = target.at(one_row(i)).pair()
+                if index is not None and index == contrast:
+                    log.warning("%s: %s", name, ITS_OWN_CONTRAST)
         probabilities = np.zeros((len(photos), 0), np.float32)
         if self.model.classes:
             logits = Class.of(self.model).logits(output).float()

@@ -18,6 +18,7 @@ from vision_attn.types import Heatmaps, Model
 __all__ = ["Map"]
 
 NOT_SHOWN = "Not shown to be trusted here: vision-attn score finds out"
+ITS_OWN_CONTRAST = "Empty map: its class is the contrast itself"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +74,8 @@ class Map:
     @property
     def note(self) -> str:
         """A line where the map is 0 everywhere, and why, or constant; empty otherwise."""
+        if self.target is not None and self.target == self.contrast:
+            return ITS_OWN_CONTRAST
         low, high = float(self.values.min()), float(self.values.max())
         if low != high:
             return ""

@@ -13,7 +13,7 @@ Axes: b images, k classes or numbers of an output, h height, w width, n tokens, 
 
 from vision_attn.methods.targets.boxes import Box
 from vision_attn.methods.targets.classes import Class, name_of
-from vision_attn.methods.targets.contrasts import Difference, Odds
+from vision_attn.methods.targets.contrasts import Difference, Odds, check_contrast
 from vision_attn.methods.targets.conversion import as_target
 from vision_attn.methods.targets.functions import Function
 from vision_attn.methods.targets.model_outputs import (
@@ -41,6 +41,7 @@ __all__ = [
     "Target",
     "TargetLike",
     "as_target",
+    "check_contrast",
     "has_classifier",
     "model_logits",
     "model_output",

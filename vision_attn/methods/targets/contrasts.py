@@ -18,7 +18,7 @@ from vision_attn.methods.targets.target import Target, TargetLike
 from vision_attn.tokens.outputs import logits_of
 from vision_attn.types import Model
 
-__all__ = ["Difference", "Odds"]
+__all__ = ["Difference", "Odds", "check_contrast"]
 
 
 @dataclass(frozen=True, init=False)
@@ -33,7 +33,7 @@ class Difference(Target):
         contrast: The same, but not None.
 
     Raises:
-        ValueError: `contrast` is None, or one of them is no target.
+        ValueError: `contrast` is None or the class of `target`, or one of them is no target.
 
     Examples:
         >>> import torch
@@ -50,6 +50,7 @@ class Difference(Target):
             raise ValueError("Difference: expected a class or another target to subtract, got None")
         object.__setattr__(self, "target", as_target(target))
         object.__setattr__(self, "subtracted", as_target(contrast))
+        check_contrast(self.target, self.subtracted)
 
     def __call__(self, output: Any) -> Float[Tensor, " b"]:
         return self.target(output) - self.subtracted(output)
@@ -85,6 +86,26 @@ class Difference(Target):
 
     def __str__(self) -> str:
         return f"Difference({self.target}, {self.subtracted})"
+
+
+def check_contrast(target: Target, contrast: Target, classes: Sequence[str] = ()) -> None:
+    """Check that a class is not contrasted with itself.
+
+    Args:
+        target: What is explained.
+        contrast: What is subtracted from it.
+        classes: The model's names of classes, for the message.
+
+    Raises:
+        ValueError: Both are one and the same class.
+    """
+    if not (isinstance(target, Class) and isinstance(contrast, Class)):
+        return
+    if target.index == contrast.index and isinstance(target.index, int | str):
+        raise ValueError(
+            f"contrast: expected another class than the target, got {contrast.label(classes)} for "
+            "both: nothing supports a class rather than itself"
+        )
 
 
 @dataclass(frozen=True, init=False)

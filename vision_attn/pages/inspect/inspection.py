@@ -49,7 +49,12 @@ from vision_attn.methods.attention_explainer import AttentionExplainer
 from vision_attn.methods.gates import find_gates
 from vision_attn.methods.gradcam import ClassActivationMap
 from vision_attn.methods.passes import shared_passes
-from vision_attn.methods.targets import TargetLike, model_output, no_classifier
+from vision_attn.methods.targets import (
+    TargetLike,
+    check_contrast,
+    model_output,
+    no_classifier,
+)
 from vision_attn.models.timm_model import TimmModel
 from vision_attn.pages import inspect as parts
 from vision_attn.pages.inspect.encoding import features_of, with_components, with_nearest
@@ -208,6 +213,8 @@ class Look:
         predicted = (None, "predicted")
         words = [one for one in several if not isinstance(one, str | None) or one not in predicted]
         asked = [as_target(one, model) for one in words]
+        for each in asked if self.contrast is not None else []:
+            check_contrast(each, self.contrast, model.classes)
         pairs = [one.pair() for one in asked if isinstance(one, Class)]
         self.classes = [index for index, _ in pairs if index is not None]
         self.others = [one for one in asked if not isinstance(one, Class)]
@@ -378,7 +385,10 @@ class Look:
         return is_trusted(explainer, self.model)
 
     def explained(self, predictions: Sequence[parts.Prediction]) -> dict[int, Target]:
-        """List the targets of the methods that take one, by their numbers on the page."""
+        """List the targets of the methods that take one, by their numbers on the page.
+
+        The contrast, where it is one of the likeliest classes, is explained by itself.
+        """
         classes = [one.target for one in predictions if one.probability is not None][:EXPLAINED]
         targets: dict[int, Target] = {
             index: Class.of(self.model, index) for index in dict.fromkeys([*classes, *self.classes])
@@ -387,7 +397,11 @@ class Look:
         targets |= dict(zip(others, self.others, strict=True))
         if self.contrast is None:
             return targets
-        return {number: Difference(one, self.contrast) for number, one in targets.items()}
+        contrast = self.contrast.pair()[0] if isinstance(self.contrast, Class) else None
+        return {
+            number: target if number == contrast else Difference(target, self.contrast)
+            for number, target in targets.items()
+        }
 
     def scores(
         self, images: Images, maps: Sequence[Map], explained: Sequence[Target]
