@@ -361,3 +361,24 @@ def test_no_class_is_contrasted_with_itself(
     assert [found.note for found in own.maps] == ["Empty map: its class is the contrast itself", ""]
     assert caplog.messages == [f"{cat}: Empty map: its class is the contrast itself"]
     vision_attn.inspect(model, cat, "GradCAM", contrast=predicted)
+
+
+def test_photos_whose_folder_names_no_class_are_counted(
+    model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("pug", "collie", "other"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        Image.new("RGB", (24, 16), (9, 99, 50)).save(tmp_path / "in" / name / "a.png")
+    every = sorted((tmp_path / "in").rglob("*.png"))
+    line = "in no folder that is named for a class: the predicted class is explained there"
+    vision_attn.gallery(model, tmp_path / "in", "GradCAM", target="label", output=tmp_path / "out")
+    assert caplog.messages == [f"1 of 3 photos lies {line}"]
+    caplog.clear()
+    images: list[Any] = [*every, np.zeros((16, 24, 3), np.uint8)]
+    explain(model, images, "GradCAM", target="label")
+    assert caplog.messages == [f"2 of 4 photos lie {line}"]
+    caplog.clear()
+    explain(model, images[:1], "GradCAM", target="label")
+    explain(model, images, "EdgeMap", target="label")
+    explain(model, images, "GradCAM")
+    assert not caplog.messages

@@ -189,8 +189,8 @@ def add_target(group: Group, choices: str, usual: str) -> None:
     group.add_argument(
         "--target",
         metavar=choices,
-        help=f"the class to explain; label: the one that an image's folder is named for (default: "
-        f"{usual})",
+        help="the class to explain; label: the one that an image's folder is named for, or the "
+        f"predicted one where it is named for none (default: {usual})",
     )
     add_contrast(group)
     add_head(group)

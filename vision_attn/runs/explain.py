@@ -199,6 +199,22 @@ class Request:
                 "(target='label'), or call explain"
             )
 
+    def say_unlabelled(self, names: Sequence[str]) -> None:
+        """Log a line that counts the photos whose folder names no class, where that is explained.
+
+        Args:
+            names: The file of each, or "image".
+        """
+        if not self.by_label or not any(one.class_specific for one in self.explainers):
+            return
+        count = sum(label_of(name, self.model.classes) is None for name in names)
+        if count:
+            log.warning(
+                "%d of %d %s in no folder that is named for a class: the predicted class is "
+                "explained there",
+                *(count, len(names), "photos lies" if count == 1 else "photos lie"),
+            )
+
     def at(self, photos: Sequence[int]) -> "Request":
         """Return the request for these photos, where there is a target for each."""
         places = torch.tensor(photos, dtype=torch.long, device="cpu")
@@ -404,7 +420,8 @@ def explain(
             GradCAM for others, which the caption says.
         target: What to explain: a class by name or index, a vector, a function of the network's
             output, or a `Target`; a list has one for each photo; "label" is the class that the
-            photo's folder is named for. None: each photo's predicted class.
+            photo's folder is named for, or the predicted one where it is named for none, which a
+            line counts. None: each photo's predicted class.
         contrast: A class, or another target, to subtract: what supports the target rather than it.
         limit: Only the first photos, so many.
         output: A folder to write the pictures, raw maps and records to; None writes none.
@@ -426,6 +443,7 @@ def explain(
     photos = [read(image, model.preprocess) for image in every[:limit]]
     if output is not None:
         output_folder(output)
+    request.say_unlabelled([name for name, _ in photos])
     explanations: list[Explanation] = []
     for start in range(0, len(photos), batch_size):
         places = range(start, min(start + batch_size, len(photos)))
