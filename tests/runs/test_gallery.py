@@ -213,3 +213,31 @@ def test_a_mask_with_soft_edges_is_shown_whole(tmp_path: Path) -> None:
     Image.fromarray(np.array([[0, 9, 130, 255]], np.uint8)).save(tmp_path / "cat.png")
     shown = shown_mask(tmp_path, (4, 1))
     np.testing.assert_array_equal(shown, [[0, 1, 1, 1]])
+
+
+def test_results_that_another_method_replaces_are_counted(
+    model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    photos = fill(tmp_path / "photos", 3)
+    gallery(model, photos, "Rollout", output=tmp_path / "looks")
+    assert not caplog.messages
+    gallery(model, photos, "LeGrad", output=tmp_path / "looks")
+    (line,) = caplog.messages
+    assert line.endswith(
+        "replaced 3 results of an earlier run (Rollout): another output folder (-o) keeps both"
+    )
+    gallery(model, photos, "LeGrad", output=tmp_path / "looks")
+    assert caplog.messages == [line]
+
+
+def test_a_folder_without_photos_leaves_earlier_results_as_they_are(
+    model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    photos = fill(tmp_path / "photos", 2)
+    before = gallery(model, photos, "Rollout", output=tmp_path / "looks").records()
+    (tmp_path / "empty").mkdir()
+    summary = gallery(model, tmp_path / "empty", "LeGrad", output=tmp_path / "looks")
+    assert (summary.photos, summary.explained, len(summary.problems)) == (0, 0, 1)
+    assert caplog.messages[-1].endswith("nothing to explain: the results of an earlier run stay")
+    assert gallery(model, photos, "Rollout", output=tmp_path / "looks").records() == before
+    assert len(before) == 2

@@ -14,6 +14,7 @@ import json
 import sqlite3
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, SupportsInt
@@ -58,6 +59,9 @@ class Store(ShardFile):
     Args:
         wanted: The columns of this run; rows of others are removed, unless `keeps_others`.
         half: Whether to keep maps as float16 times a power of two, else as float32.
+
+    Attributes:
+        replaced: How many rows of other columns were removed, by their method.
 
     Examples:
         >>> import tempfile
@@ -114,12 +118,15 @@ class Store(ShardFile):
         """Remove what is damaged, or of other columns; then find where the rest is."""
         kept = {n for n, key in self._keys.items() if keeps_others or key in wanted}
         gone: list[tuple[int]] = []
+        self.replaced = Counter[str]()
         used: dict[int, list[int]] = {}  # slots of maps, by column
         for row in self._all_rows():
             if row[1] in kept and self._whole(row):
                 used.setdefault(row[1], []).extend([] if row[5] is None else [row[5]])
             else:
                 gone.append((row[0],))
+                if row[1] in self._columns and row[1] not in kept:
+                    self.replaced[self._columns[row[1]].method] += 1
         stale = gone or self.finished is not None or set(self._columns) - set(used)
         with database_errors(self.path):
             self._connection.execute("BEGIN IMMEDIATE")  # fails where another process writes

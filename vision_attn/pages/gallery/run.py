@@ -16,7 +16,8 @@ Axes: h height, w width.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -64,6 +65,8 @@ from vision_attn.threads import computing_with, threads_of_job
 from vision_attn.types import Head, Model, Trust
 
 __all__ = ["SAVES", "GallerySummary", "Save", "film", "gallery", "page_title"]
+
+log = logging.getLogger(__name__)
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 Save = Literal["pictures", "maps", "both", "none"]
@@ -254,6 +257,9 @@ class GalleryRun:
             films: The rate, the most frames and the frames of each.
         """
         folder, (number, shards) = self.pictures.folder, self.shard
+        if not files and not films and (folder / "results.jsonl").is_file():
+            log.warning("%s: nothing to explain: the results of an earlier run stay", folder)
+            return GallerySummary(folder, 0, 0, {}, None, list(self.progress.problems))
         columns = self.columns(films)
         about = about_model(self.request.model) | {"asked": self.asked(), "films": list(films)}
         about["threads"] = self._threads(about["asked"])
@@ -275,6 +281,8 @@ class GalleryRun:
         filmed: dict[str, int] = {}
         done = 0
         with Store(folder, self.shard, columns) as store:
+            if lost := {name: count for name, count in store.replaced.items() if name}:
+                log.warning("%s: %s", folder, replaced_line(lost))
             try:
                 with computing_with(threads_of_job(run.about)):
                     self._explain_photos(store, columns, photos, batch_size, processes)
@@ -483,6 +491,22 @@ class GalleryRun:
         if not whole:
             raise KeyboardInterrupt(f"; the first {count} frames are in {folder}")
         return count
+
+
+def replaced_line(counts: Mapping[str, int]) -> str:
+    """Say how many results of an earlier run are replaced, by their methods, and how to keep them.
+
+    Examples:
+        >>> from vision_attn.pages.gallery.run import replaced_line
+        >>> replaced_line({"Rollout": 2})
+        'replaced 2 results of an earlier run (Rollout): another output folder (-o) keeps both'
+    """
+    total = sum(counts.values())
+    noun = "result" if total == 1 else "results"
+    return (
+        f"replaced {total} {noun} of an earlier run ({', '.join(counts)}): another output folder "
+        "(-o) keeps both"
+    )
 
 
 def _tasks(photos: PhotoList, missing: Bool[ndarray, "n c"], size: int) -> Iterator[RunTask]:
