@@ -213,8 +213,9 @@ class Look:
         predicted = (None, "predicted")
         words = [one for one in several if not isinstance(one, str | None) or one not in predicted]
         asked = [as_target(one, model) for one in words]
-        for each in asked if self.contrast is not None else []:
-            check_contrast(each, self.contrast, model.classes)
+        if self.contrast is not None:
+            for target in asked:
+                check_contrast(target, self.contrast, model.classes)
         pairs = [one.pair() for one in asked if isinstance(one, Class)]
         self.classes = [index for index, _ in pairs if index is not None]
         self.others = [one for one in asked if not isinstance(one, Class)]
