@@ -537,6 +537,8 @@ def test_no_results_and_no_maps_are_said(model: Model, folder: Path, tmp_path: P
     with pytest.raises(ValueError, match="1 shards are not finished: run the same command until"):
         open_results(tmp_path / "out")
     vision_attn.gallery(model, folder, ["EdgeMap"], save="none", **given)
+    with pytest.raises(ValueError, match="png: expected a folder that explain or score wrote"):
+        open_results(sorted(folder.rglob("*.png"))[1])
     results = open_results(tmp_path / "out")
     with pytest.raises(ValueError, match=r"no map of .*01\.png was kept"):
         results.map(0)

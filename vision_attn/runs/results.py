@@ -63,6 +63,8 @@ def open_results(folder: str | PathLike[str]) -> "SavedResults":
         (1, {'file': 'a.png', 'method': 'Rollout'})
     """
     path = Path(folder)
+    if path.is_file():
+        raise ValueError(f"{path}: expected a folder that explain or score wrote, got a file")
     run = read_run(path)
     if run is None and (run := read_run(path / "per_image")) is not None:
         path = path / "per_image"
