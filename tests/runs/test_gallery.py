@@ -241,3 +241,18 @@ def test_a_folder_without_photos_leaves_earlier_results_as_they_are(
     assert caplog.messages[-1].endswith("nothing to explain: the results of an earlier run stay")
     assert gallery(model, photos, "Rollout", output=tmp_path / "looks").records() == before
     assert len(before) == 2
+
+
+def test_a_photo_is_drawn_again_where_another_of_its_name_was_drawn_over_it(
+    model: Model, tmp_path: Path
+) -> None:
+    photos = [tmp_path / folder / "same.photo.png" for folder in "ab"]
+    for photo, grey in zip(photos, (40, 200), strict=True):
+        photo.parent.mkdir()
+        Image.new("RGB", (40, 30), (grey,) * 3).save(photo)
+    picture, shown = tmp_path / "out" / "same.photo.EdgeMap.png", []
+    for photo in (photos[0], photos[1], photos[0]):
+        gallery(model, photo, "EdgeMap", output=tmp_path / "out")
+        shown.append(picture.read_bytes())
+    assert shown[0] != shown[1]
+    assert shown[2] == shown[0]

@@ -51,7 +51,7 @@ from vision_attn.runs.inputs import (
 )
 from vision_attn.runs.keys import content_number, file_stamp, sample_numbers
 from vision_attn.runs.loop import RunTask, fill
-from vision_attn.runs.naming import file_names
+from vision_attn.runs.naming import file_names, folded
 from vision_attn.runs.parquet import write_parquet
 from vision_attn.runs.photos import ExplainPhotos, NamedPhoto, stamp_of
 from vision_attn.runs.progress import Bar, Silent
@@ -397,6 +397,7 @@ class GalleryRun:
                 missing[i] = not self._drawn(store, ids[i, -1])
         if self.draws:
             missing[missing.any(axis=1)] = True
+            store.remove(drawn_over(store, columns[-1], photos))
         store.remove(ids[missing & (ids >= 0)])
         return missing
 
@@ -491,6 +492,24 @@ class GalleryRun:
         if not whole:
             raise KeyboardInterrupt(f"; the first {count} frames are in {folder}")
         return count
+
+
+def drawn_over(store: Store, column: Column, photos: PhotoList) -> list[int]:
+    """List the rows of other photos whose pictures have the names of those of these photos.
+
+    column: that of what is drawn.
+    """
+    index, names = store.index, {folded(name) for name in photos.names or ()}
+    own = np.isin(index.columns, [n for n, key in store.keys.items() if key == column.key])
+    others = index.ids[own & ~np.isin(index.samples, sample_numbers(photos.files))]
+    rows = []
+    for row_id in others.tolist():
+        for file in store.record(row_id).get("files", ()):
+            parts = folded(file).split(".")  # NAME.METHOD.png, and dots may be in both
+            if names.intersection(".".join(parts[:end]) for end in range(1, len(parts))):
+                rows.append(row_id)
+                break
+    return rows
 
 
 def replaced_line(counts: Mapping[str, int]) -> str:
