@@ -4,7 +4,7 @@ Axes: h, w a map.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -19,11 +19,12 @@ from vision_attn.runs.store import Store
 from vision_attn.types import Model
 
 __all__ = [
-    *("DRAWN", "FILM", "MAP"),
-    *("Explained", "about_model", "explained_columns", "explained_rows", "store_explained"),
+    *("DRAWN", "FILM", "MAP", "NOTHING_NEW", "Explained", "about_model", "explained_columns"),
+    *("explained_rows", "replaced_line", "store_explained"),
 ]
 
 MAP, DRAWN, FILM = "map", "drawn", "film"  # kinds of columns
+NOTHING_NEW = "nothing to explain: the results of an earlier run stay"
 
 
 @runtime_checkable
@@ -141,3 +142,19 @@ def store_explained(
         store.add(rows)
         store.finish(run.number)
     write_run(folder, run)
+
+
+def replaced_line(counts: Mapping[str, int]) -> str:
+    """Say how many results of an earlier run are replaced, by their methods, and how to keep them.
+
+    Examples:
+        >>> from vision_attn.runs.rows import replaced_line
+        >>> replaced_line({"Rollout": 2})
+        'replaced 2 results of an earlier run (Rollout): another output folder (-o) keeps both'
+    """
+    total = sum(counts.values())
+    noun = "result" if total == 1 else "results"
+    return (
+        f"replaced {total} {noun} of an earlier run ({', '.join(counts)}): another output folder "
+        "(-o) keeps both"
+    )

@@ -17,7 +17,7 @@ Axes: h height, w width.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -56,7 +56,15 @@ from vision_attn.runs.parquet import write_parquet
 from vision_attn.runs.photos import ExplainPhotos, NamedPhoto, stamp_of
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.runs.results import SavedResults, export_lines, unfinished_shards
-from vision_attn.runs.rows import DRAWN, FILM, MAP, about_model, explained_columns
+from vision_attn.runs.rows import (
+    DRAWN,
+    FILM,
+    MAP,
+    NOTHING_NEW,
+    about_model,
+    explained_columns,
+    replaced_line,
+)
 from vision_attn.runs.runfile import RunFile, agree, mark_merged, read_run
 from vision_attn.runs.shard import Column, ShardFile, StoreRow
 from vision_attn.runs.store import Store
@@ -258,7 +266,7 @@ class GalleryRun:
         """
         folder, (number, shards) = self.pictures.folder, self.shard
         if not files and not films and (folder / "results.jsonl").is_file():
-            log.warning("%s: nothing to explain: the results of an earlier run stay", folder)
+            log.warning("%s: %s", folder, NOTHING_NEW)
             return GallerySummary(folder, 0, 0, {}, None, list(self.progress.problems))
         columns = self.columns(films)
         about = about_model(self.request.model) | {"asked": self.asked(), "films": list(films)}
@@ -510,22 +518,6 @@ def drawn_over(store: Store, column: Column, photos: PhotoList) -> list[int]:
                 rows.append(row_id)
                 break
     return rows
-
-
-def replaced_line(counts: Mapping[str, int]) -> str:
-    """Say how many results of an earlier run are replaced, by their methods, and how to keep them.
-
-    Examples:
-        >>> from vision_attn.pages.gallery.run import replaced_line
-        >>> replaced_line({"Rollout": 2})
-        'replaced 2 results of an earlier run (Rollout): another output folder (-o) keeps both'
-    """
-    total = sum(counts.values())
-    noun = "result" if total == 1 else "results"
-    return (
-        f"replaced {total} {noun} of an earlier run ({', '.join(counts)}): another output folder "
-        "(-o) keeps both"
-    )
 
 
 def _tasks(photos: PhotoList, missing: Bool[ndarray, "n c"], size: int) -> Iterator[RunTask]:
