@@ -158,7 +158,7 @@ class GraphMode(HeldGradients):
         for x in operands:
             if x.grad_fn is not None:  # no function of torch's gave it: it has no name
                 self.names.setdefault(x.grad_fn, "")
-        self._calls[func.__name__] += 1
+        self._calls[func.__name__] += isinstance(out, Tensor)
 
     def miss(self, name: str) -> None:
         """Note a function whose result is held and may join values."""

@@ -43,7 +43,7 @@ class Mark(NamedTuple):
 
     Attributes:
         before: How many values of this shape the function made before.
-        calls: How many calls of the function came before, whatever they made; -1: not known.
+        calls: How many calls of the function that made a tensor came before; -1: not known.
 
     Examples:
         >>> from vision_attn.tokens.gradients.mode import Mark
@@ -101,7 +101,7 @@ class CallCounter:
                 if seen == wanted:
                     matching = number
                 self._seen[number] += 1
-        if function in self._marks:
+        if function in self._marks and isinstance(out, Tensor):
             self._calls[function] += 1
         return matching
 
