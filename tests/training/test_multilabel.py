@@ -26,10 +26,13 @@ from vision_attn.training import (
 
 
 class Marks(Source):
-    """Coloured quarters: class c is there where quarter c is bright."""
+    """Coloured quarters: class c is there where quarter c is bright.
 
-    def __init__(self, several: bool = True):
-        self.several = several
+    noise: of as many levels; without, images of the same labels are equal, and so are their scores.
+    """
+
+    def __init__(self, several: bool = True, noise: int = 1):
+        self.several, self.noise = several, noise
 
     def load(self, root: Path, val_fraction: Any, seed: int) -> Splits:
         rng = np.random.default_rng(0)
@@ -41,6 +44,10 @@ class Marks(Source):
                 where = slice(4 * (c // 2), 4 * (c // 2) + 4), slice(4 * (c % 2), 4 * (c % 2) + 4)
                 images[:, :, where[0], where[1]] = torch.from_numpy(
                     (labels[:, c, None, None, None] * 200).astype(np.uint8)
+                )
+            if self.noise > 1:
+                images += torch.from_numpy(
+                    rng.integers(self.noise, size=images.shape, dtype=np.uint8)
                 )
             tensor = torch.from_numpy(labels)
             parts.append(TensorSet(images, tensor if self.several else tensor.argmax(1)))
@@ -155,7 +162,7 @@ def test_labels_of_another_kind_are_said(
 def test_views_of_several_classes_have_a_mean_average_precision(tmp_path: Path) -> None:
     network = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48, 3))
     module = ImageClassifier(network, loss=MultiLabelCrossEntropy())
-    data, views = ImageData(Marks(), batch_size=16), TestTimeAugmentation()
+    data, views = ImageData(Marks(noise=50), batch_size=16), TestTimeAugmentation()
     trainer = Trainer(logger=False, accelerator="cpu", callbacks=[views, Summary(tmp_path)])
     (measured,) = trainer.test(module, data, verbose=False)
     images, labels = data.examples(29, data.splits.test)
