@@ -89,8 +89,10 @@ class LibraGradient(Explainer):
         except ValueError:
             raise
         except Exception as error:  # its own code, on one image or under the rules
-            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            return f"a run of one image, which finds its tokens, fails: {reason}"
+            line = str(error).partition("\n")[0]
+            return (
+                f"a run of one image, which finds its tokens, fails: {type(error).__name__}: {line}"
+            )
 
     def explain(
         self, network: nn.Module, images: Images, target: Target, layout: TokenLayout | None
@@ -130,7 +132,7 @@ class LibraGradient(Explainer):
         mode = (
             CountedGradients(images, marks, len(images))
             if counted
-            else HeldGradients(marks, images=len(images))
+            else HeldGradients(marks, batch=len(images))
         )
         strays = [stray for reference in search.strays if (stray := reference()) is not None]
         with frozen(strays), mode, own_weights_held(network, mode.hold):

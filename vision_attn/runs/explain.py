@@ -199,13 +199,18 @@ class Request:
                 "(target='label'), or call explain"
             )
 
+    @property
+    def asks_for_class(self) -> bool:
+        """Whether a method explains the target; the maps of others are the same for all."""
+        return any(explainer.class_specific for explainer in self.explainers)
+
     def say_unlabelled(self, names: Sequence[str]) -> None:
         """Log a line that counts the photos whose folder names no class, where that is explained.
 
         Args:
             names: The file of each, or "image".
         """
-        if not self.by_label or not any(one.class_specific for one in self.explainers):
+        if not self.by_label or not self.asks_for_class:
             return
         count = sum(label_of(name, self.model.classes) is None for name in names)
         if count:
@@ -231,11 +236,11 @@ class Request:
         target = self.target_of([label_of(name, self.model.classes) for name, _ in photos])
         with torch.no_grad():
             output = model_output(self.model, images)
-        known = self.model.classes and any(one.class_specific for one in self.explainers)
+        known = self.model.classes and self.asks_for_class
         if known or not isinstance(target, Class):
             target.check(len(photos))
             target = target.fixed(output)
-        if self.contrast is not None and any(one.class_specific for one in self.explainers):
+        if self.contrast is not None and self.asks_for_class:
             for i, (name, _) in enumerate(photos):
                 index, contrast = target.at(one_row(i)).pair()
                 if index is not None and index == contrast:

@@ -19,7 +19,7 @@ from vision_attn.files import replacing
 from vision_attn.render import ColorMap, Panel, Scale, Style
 from vision_attn.runs.explain import read
 from vision_attn.runs.naming import file_names
-from vision_attn.runs.patches import patch_components, patch_similarity
+from vision_attn.runs.patches import TooFewComponentsError, patch_components, patch_similarity
 from vision_attn.runs.progress import Silent
 from vision_attn.runs.similarity import PhotoSimilarity, nearest_photos, photo_similarity
 from vision_attn.tokens.modules import LayerLike
@@ -82,9 +82,7 @@ class FeaturePictures:
             found = patch_components(
                 self.model, photos, 3, self.layer, split_background=not keep_background
             )
-        except ValueError as error:
-            if not str(error).startswith("k must be"):
-                raise
+        except TooFewComponentsError:
             raise ValueError(
                 "colours need three components, and the patches of these images have fewer: name "
                 "a layer with more patches (--layer)"

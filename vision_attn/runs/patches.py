@@ -28,6 +28,7 @@ from vision_attn.types import Images, Model
 
 __all__ = [
     "PatchComponents",
+    "TooFewComponentsError",
     "components_of",
     "layer_features",
     "patch_components",
@@ -296,6 +297,16 @@ class PatchComponents:
         return colors.permute(0, 2, 3, 1).numpy()
 
 
+class TooFewComponentsError(ValueError):
+    """There are fewer components than were asked for.
+
+    Examples:
+        >>> from vision_attn.runs.patches import TooFewComponentsError
+        >>> str(TooFewComponentsError("k must be from 1 to 2"))
+        'k must be from 1 to 2'
+    """
+
+
 @checked(k=1)
 def patch_components(
     model: Model,
@@ -352,7 +363,9 @@ def components_of(
     most = min(len(among) - 1, rows.shape[1])
     if not 1 <= k <= most:
         of = " of the foreground" if split_background else ""
-        raise ValueError(f"k must be from 1 to {most}, as there are {most} components{of}, got {k}")
+        raise TooFewComponentsError(
+            f"k must be from 1 to {most}, as there are {most} components{of}, got {k}"
+        )
     mean, directions, shares = _principal(among, k)
     grid = len(features), *features.shape[2:]
     scores = ((rows - mean) @ directions.mT).unflatten(0, grid).movedim(-1, 1)

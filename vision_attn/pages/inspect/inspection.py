@@ -214,8 +214,8 @@ class Look:
         words = [one for one in several if not isinstance(one, str | None) or one not in predicted]
         asked = [as_target(one, model) for one in words]
         if self.contrast is not None:
-            for target in asked:
-                check_contrast(target, self.contrast, model.classes)
+            for chosen in asked:
+                check_contrast(chosen, self.contrast, model.classes)
         pairs = [one.pair() for one in asked if isinstance(one, Class)]
         self.classes = [index for index, _ in pairs if index is not None]
         self.others = [one for one in asked if not isinstance(one, Class)]

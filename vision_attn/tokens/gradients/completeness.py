@@ -119,7 +119,7 @@ class CountedGradients(HeldGradients):
     Args:
         image: What the run is given.
         levels: As of `HeldGradients`.
-        images: How many the network runs on.
+        batch: How many images the network runs on.
 
     Examples:
         >>> import torch
@@ -133,8 +133,8 @@ class CountedGradients(HeldGradients):
 
     counts = True
 
-    def __init__(self, image: Tensor, levels: Sequence[tuple[Mark, bool]] = (), images: int = 1):
-        super().__init__(levels, images=images)
+    def __init__(self, image: Tensor, levels: Sequence[tuple[Mark, bool]] = (), batch: int = 1):
+        super().__init__(levels, batch=batch)
         self.constants: list[Tensor] = []
         self.held: list[tuple[str, Tensor]] = []
         self._holders = Holders()

@@ -67,7 +67,7 @@ class CallCounter:
 
     Args:
         marks: As a run of one image has them.
-        images: How many the network runs on.
+        batch: How many images the network runs on.
 
     Examples:
         >>> import torch
@@ -78,31 +78,31 @@ class CallCounter:
         (None, 0)
     """
 
-    def __init__(self, marks: Sequence[Mark], images: int = 1):
+    def __init__(self, marks: Sequence[Mark], batch: int = 1):
         self._marks: dict[str, list[tuple[int, Mark]]] = {}
         for number, mark in enumerate(marks):
             self._marks.setdefault(mark.function, []).append((number, mark))
         self._seen = [0] * len(marks)
         self._calls: Counter[str] = Counter()
         # With as many images as tokens, shapes do not tell which axis is which.
-        self._by_calls = images > 1 and any(images in mark.shape for mark in marks)
+        self._by_calls = batch > 1 and any(batch in mark.shape for mark in marks)
 
     def index(self, function: str, out: Any) -> int | None:
         """Return the number of the mark that this call matches; None: it matches none."""
+        if function not in self._marks or not isinstance(out, Tensor):
+            return None
         matching = None
-        for number, mark in self._marks.get(function, ()):
-            if isinstance(out, Tensor) and mark.fits(out.shape):
-                by_calls = self._by_calls and mark.calls >= 0
-                seen, wanted = (
-                    (self._calls[function], mark.calls)
-                    if by_calls
-                    else (self._seen[number], mark.before)
-                )
-                if seen == wanted:
-                    matching = number
-                self._seen[number] += 1
-        if function in self._marks and isinstance(out, Tensor):
-            self._calls[function] += 1
+        for number, mark in self._marks[function]:
+            if not mark.fits(out.shape):
+                continue
+            is_mark = (
+                self._calls[function] == mark.calls
+                if self._by_calls
+                else self._seen[number] == mark.before
+            )
+            matching = number if is_mark else matching
+            self._seen[number] += 1
+        self._calls[function] += 1
         return matching
 
 
@@ -116,7 +116,7 @@ class HeldGradients(TorchFunctionMode, Tracking):
         levels: The marks, each with whether the value is changed in place afterwards. The first of
             them becomes a leaf.
         rules: By function; all of them, unless given.
-        images: How many the network runs on.
+        batch: How many images the network runs on.
 
     Examples:
         >>> import torch
@@ -132,15 +132,15 @@ class HeldGradients(TorchFunctionMode, Tracking):
         self,
         levels: Sequence[tuple[Mark, bool]] = (),
         rules: Mapping[Callable[..., Any], Rule] | None = None,
-        images: int = 1,
+        batch: int = 1,
     ):
         super().__init__()
         self.kept: dict[int, Tensor] = {}
         self._rules = RULES if rules is None else rules
         self.closed = not levels
         self._changed = [changed for _, changed in levels]
-        self._images = images
-        self._counter = CallCounter([mark for mark, _ in levels], images)
+        self._batch = batch
+        self._counter = CallCounter([mark for mark, _ in levels], batch)
         self._depth = 0
         self._scope: object = None
         self._strengths: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -199,7 +199,7 @@ class HeldGradients(TorchFunctionMode, Tracking):
         Raises:
             ValueError: The first axis is that of several images.
         """
-        if 1 < self._images == len(x):
+        if 1 < self._batch == len(x):
             raise ValueError(
                 "the network normalises over the images of a batch (a batch norm without running "
                 "statistics), so that one image's map depends on the others: give one image a call"
