@@ -14,7 +14,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from vision_attn.attention import Normalizer
 from vision_attn.hooks import Hooks, current_scope
-from vision_attn.tokens.gradients.rules import RULES, Rule, Tracking, flows, functions
+from vision_attn.tokens.gradients.rules import (
+    IN_PLACE,
+    RULES,
+    Rule,
+    Tracking,
+    flows,
+    functions,
+)
 
 __all__ = ["CallCounter", "HeldGradients", "Mark", "own_weights_held", "tensors_in"]
 
@@ -27,13 +34,6 @@ MOVED = functions(
 ) | {Tensor.mT.__get__, Tensor.T.__get__}  # type: ignore[attr-defined]
 # Of these the second argument gives a shape or a type alone.
 LIKE = functions("expand_as view_as reshape_as type_as")
-
-WRITING_NAMES = frozenset(
-    {
-        *("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__"),
-        *("__ifloordiv__", "__imod__"),
-    }
-)
 
 
 class Mark(NamedTuple):
@@ -185,13 +185,15 @@ class HeldGradients(TorchFunctionMode, Tracking):
         return self._strengths.get(x, 0) if self._strengths.data else 0
 
     def mark(self, x: Any, strength: int) -> Any:
-        """Return a value, marked as a gate of this strength, and of no other."""
-        if isinstance(x, Tensor):
-            if strength:
-                self._strengths[x] = strength
-            elif self._strengths.data:
-                self._strengths.pop(x, None)
+        """Return a value, marked as a gate of this strength."""
+        if strength and isinstance(x, Tensor):
+            self._strengths[x] = strength
         return x
+
+    def unmark(self, x: Tensor) -> None:
+        """Have a value that is written over be no gate any more."""
+        if self._strengths.data:
+            self._strengths.pop(x, None)
 
     def join_images(self, x: Tensor) -> None:
         """Refuse a norm over several images, whose logits then depend on each other's pixels.
@@ -234,11 +236,11 @@ class HeldGradients(TorchFunctionMode, Tracking):
             operands = args or tuple(kwargs.values())
             flowing = list(filter(flows, operands[:1] if func in LIKE else operands))
             strength = self.strength(flowing[0]) if len(flowing) == 1 else 0
-        elif not writes(func):
-            return
-        out = args[0] if func is Tensor.__setitem__ else out
-        for x in out if isinstance(out, tuple | list) else (out,):
-            self.mark(x, strength)
+        if strength:
+            for x in out if isinstance(out, tuple | list) else (out,):
+                self.mark(x, strength)
+        elif func in IN_PLACE:
+            self.unmark(args[0])
 
     def _keep(self, level: int, out: Tensor, args: tuple[Any, ...]) -> Tensor:
         """Keep a value, so that what is done to it in place afterwards does not change it."""
@@ -254,12 +256,6 @@ class HeldGradients(TorchFunctionMode, Tracking):
         if in_place:
             return out.copy_(value)
         return value.clone() if changed else value
-
-
-def writes(func: Callable[..., Any]) -> bool:
-    """Whether a function writes over its first argument, by its name."""
-    name = func.__name__
-    return name in WRITING_NAMES or (name.endswith("_") and not name.endswith("__"))
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:

@@ -25,6 +25,7 @@ from vision_attn.tokens.record.sdpa import SDPAInputs, multi_head_attention
 __all__ = [
     "DIVIDE_AND_ADD",
     "HELD",
+    "IN_PLACE",
     "MULTIPLY_AND_ADD",
     "NORM_RULES",
     "RULES",
@@ -58,6 +59,10 @@ class Tracking(ABC):
     @abstractmethod
     def mark(self, x: Any, strength: int) -> Any:
         """Return a value, marked as a gate of this strength."""
+
+    @abstractmethod
+    def unmark(self, x: Tensor) -> None:
+        """Have a value that is written over be no gate any more."""
 
     @abstractmethod
     def join_images(self, x: Tensor) -> None:
@@ -331,7 +336,11 @@ def quotient(
     x, divisor, *rest = args
     strength = tracking.strength(x) if flows(x) else 0
     out = func(x, detached(divisor), *rest, **kwargs)
-    return tracking.mark(out, strength if strength == SIGMOID or not flows(divisor) else 0)
+    if strength == SIGMOID or not flows(divisor):
+        return tracking.mark(out, strength)
+    if func in IN_PLACE:
+        tracking.unmark(x)
+    return out
 
 
 def added_quotient(
@@ -487,6 +496,7 @@ def activation_rule(activation: Activation) -> Rule:
             out = out - at_zero + tracking.constant(at_zero).to(out.dtype)
         if in_place:
             out = x.copy_(out)
+            tracking.unmark(out)
         return tracking.mark(out, activation.strength)
 
     def only_what_flows(
@@ -584,6 +594,7 @@ def product_rule(*factors: int) -> Rule:
             parts[index] = value
         if in_place:
             out = args[0].copy_(OUT_OF_PLACE[func](*parts, **kwargs))
+            tracking.unmark(out)
         else:
             out = func(*parts, **kwargs)
         return tracking.mark(out, strength)
@@ -714,6 +725,16 @@ MULTIPLY_AND_ADD = functions("addmm addbmm addmv addr baddbmm addcmul")
 DIVIDE_AND_ADD = functions("addcdiv")
 DIVIDE = functions("div divide true_divide truediv itruediv idiv")
 
+# What writes over its first argument.
+IN_PLACE = frozenset(
+    {
+        getattr(home, name)
+        for home in (Tensor, torch, F)
+        for name in dir(home)
+        if name.endswith("_") and not name.startswith("_")
+    }
+    | functions("setitem iadd isub imul ipow itruediv idiv ifloordiv imod")
+)
 OUT_OF_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     getattr(home, name): getattr(home, name.rstrip("_"))
     for home in (Tensor, torch, F)
