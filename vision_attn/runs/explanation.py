@@ -10,6 +10,7 @@ Axes: h height, w width, k classes, H, W a photo's height and width.
 """
 
 import os
+import warnings
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -31,17 +32,19 @@ from vision_attn import render
 from vision_attn.arguments import checked
 from vision_attn.data.masks import Masks, read_mask
 from vision_attn.errors import cut
-from vision_attn.files import kept_together, replacing, write_text
+from vision_attn.files import kept_together, replacing
 from vision_attn.methods import Explainer
 from vision_attn.methods.targets import name_of
 from vision_attn.render import ColorMap, Dim, Panel, Scale, Style
 from vision_attn.render.picture import Picture
-from vision_attn.runs.entries import Entry, as_line
+from vision_attn.runs.entries import Entry
 from vision_attn.runs.inputs import check_apart, output_folder, written_over
 from vision_attn.runs.labels import label_of
 from vision_attn.runs.maps import Map
-from vision_attn.runs.naming import file_names, label
-from vision_attn.runs.rows import store_explained
+from vision_attn.runs.naming import label
+from vision_attn.runs.results import export_lines, open_results
+from vision_attn.runs.rows import replaced_line
+from vision_attn.runs.saved import SavedBefore
 from vision_attn.types import Heatmaps, Model
 
 if TYPE_CHECKING:
@@ -280,7 +283,8 @@ class Explanation:
         """Write what `vision-attn explain` writes into the folder.
 
         A picture and the raw map (.npy) for each method, a grid of several methods, and a line for
-        each method in results.jsonl.
+        each method in results.jsonl. What was saved there before stays, as `Explanations.save`
+        says.
 
         Args:
             folder: Made if it is not there.
@@ -403,7 +407,11 @@ class Explanations(Sequence[Explanation]):
         )
 
     def save(self, folder: str | PathLike[str], *, style: Style | None = None) -> Path:
-        """Write what `vision-attn explain` writes into the folder.
+        """Write what `vision-attn explain` writes into the folder, beside what was saved there.
+
+        Results of other photos stay where they were saved with the same model; of the same photo
+        and method, and those of another model or of a command, are replaced, and a warning says
+        so, unless they explain the same.
 
         Args:
             folder: Made if it is not there.
@@ -420,17 +428,21 @@ class Explanations(Sequence[Explanation]):
         files = [one.name for one in self._all if os.path.isfile(one.name)]
         if written_over(pictures.folder, files):
             check_apart(pictures.folder, files, files)
-        names = file_names([Path(one.name) for one in self._all], pictures.folder)
-        entries = []
+        if not self._all:
+            return pictures.folder
+        before = SavedBefore.read(pictures.folder, self._all[0].model)
+        photos = before.place(pictures.folder, self._all)
         with kept_together() as written:
-            for name, one in zip(names, self._all, strict=True):
-                entries.append(pictures.write(name, one))
-                written += entries[-1].written
-            records = [record for entry in entries for record in entry.records]
-            write_text(pictures.folder / "results.jsonl", "".join(map(as_line, records)))
-            if self._all:
-                explained = [entry.records for entry in entries]
-                store_explained(pictures.folder, list(zip(self._all, explained, strict=True)))
+            records = []
+            for photo, one in zip(photos, self._all, strict=True):
+                entry = pictures.write(photo.stem, one)
+                records.append((one, entry.records))
+                written += entry.written
+            replaced = before.add(pictures.folder, photos, records)
+            with open_results(pictures.folder) as results:
+                export_lines(results)
+        if replaced:
+            warnings.warn(f"{pictures.folder}: {replaced_line(replaced)}", stacklevel=2)
         return pictures.folder
 
     def _repr_html_(self) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from unicodedata import normalize
@@ -47,7 +47,9 @@ def folder_id(folder: str | os.PathLike[str]) -> tuple[int, int] | str:
     return status.st_dev, status.st_ino
 
 
-def file_names(files: Sequence[Path], folder: Path | None = None) -> list[str]:
+def file_names(
+    files: Sequence[Path], folder: Path | None = None, taken: Iterable[str] = ()
+) -> list[str]:
     """Name the pictures of each file: by its stem, or by as much of its path as tells it apart.
 
     No two names are alike, also where capitals or composed letters are folded; what a path does not
@@ -56,6 +58,7 @@ def file_names(files: Sequence[Path], folder: Path | None = None) -> list[str]:
     Args:
         files: The photos.
         folder: Where the pictures NAME.METHOD.png go; no photo that lies there begins with NAME.
+        taken: Names that other photos have.
 
     Returns:
         A name for each file. The names of the same files are the same again.
@@ -67,11 +70,11 @@ def file_names(files: Sequence[Path], folder: Path | None = None) -> list[str]:
         ['a-1.png', 'b-1.png', '2']
     """
     paths = [os.path.realpath(file) for file in files]
-    taken = _beginnings(files, paths, folder)
+    avoided = _beginnings(files, paths, folder) | set(map(folded, taken))
     names = [file.stem for file in files]
     apart = [Path(path).parts[1:] for path in paths]
     for length in range(1, max(map(len, apart), default=0) + 1):
-        again = _alike(names, taken)
+        again = _alike(names, avoided)
         if not any(again):
             break
         names = [
@@ -81,7 +84,7 @@ def file_names(files: Sequence[Path], folder: Path | None = None) -> list[str]:
     names = [_short(name, path) for name, path in zip(names, paths, strict=True)]
     names = [f"_{name}" if DEVICE.fullmatch(folded(name)) else name for name in names]
     digits = 8
-    while any(again := _alike(names, taken)):
+    while any(again := _alike(names, avoided)):
         seen: Counter[str] = Counter()
         for i in (i for i, alike in enumerate(again) if alike):
             seen[paths[i]] += 1

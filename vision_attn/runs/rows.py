@@ -6,21 +6,18 @@ Axes: h, w a map.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from vision_attn.methods import Explainer
-from vision_attn.runs.keys import bytes_crc, content_number, file_stamp, model_settings
+from vision_attn.runs.keys import model_settings
 from vision_attn.runs.labels import label_of
 from vision_attn.runs.maps import Map
-from vision_attn.runs.runfile import RunFile, write_run
 from vision_attn.runs.shard import Column, StoreRow
-from vision_attn.runs.store import Store
 from vision_attn.types import Model
 
 __all__ = [
     *("DRAWN", "FILM", "MAP", "NOTHING_NEW", "Explained", "about_model", "explained_columns"),
-    *("explained_rows", "replaced_line", "store_explained"),
+    *("explained_rows", "replaced_line"),
 ]
 
 MAP, DRAWN, FILM = "map", "drawn", "film"  # kinds of columns
@@ -113,35 +110,6 @@ def explained_rows(
         )
         for record, found in zip(records, explanation.maps, strict=True)
     ]
-
-
-def store_explained(
-    folder: Path, explained: Sequence[tuple[Explained, Sequence[dict[str, Any]]]]
-) -> None:
-    """Write photos that were explained in Python as the store of a finished run.
-
-    explained: each with the records of its maps. Raises OSError where it cannot be written.
-    """
-    model = explained[0][0].model
-    explainers = {found.method: found.explainer for one, _ in explained for found in one.maps}
-    columns = explained_columns(model, list(explainers.values()), None, saved=True)
-    names: list[str] = []
-    rows: list[StoreRow] = []
-    for one, records in explained:
-        name = one.name if one.name not in names else f"{one.name} ({len(names) + 1})"
-        names.append(name)
-        there = Path(one.name).is_file()
-        content = content_number(file_stamp(one.name), bytes_crc(one.name)) if there else 0
-        made = explained_rows(one, records, columns, content, keeps=False)
-        rows += [row._replace(sample=name) for row in made]
-    about = about_model(model)
-    about |= {"asked": {"save": "pictures", "methods": list(explainers)}, "films": []}
-    run = RunFile(about, names, columns=tuple(column.key for column in columns))
-    with Store(folder, wanted=columns) as store:
-        store.remove(store.index.ids)
-        store.add(rows)
-        store.finish(run.number)
-    write_run(folder, run)
 
 
 def replaced_line(counts: Mapping[str, int]) -> str:
