@@ -251,6 +251,8 @@ def train(recipe: Sequence[str]) -> None:
                 if self.images:
                     took = time.perf_counter() - self.start, time.process_time() - self.cpu
                     print("busy.py:", self.images, *took, flush=True)
+                else:  # ready: it waits, so that what starts next has the cores for itself
+                    print("busy.py:", run.threads or torch.get_num_threads(), flush=True)
                 self.images, seconds = 0, float(sys.stdin.readline())
                 self.start, self.cpu = time.perf_counter(), time.process_time()
                 self.end = self.start + seconds
@@ -259,7 +261,6 @@ def train(recipe: Sequence[str]) -> None:
     words = ["--config", *recipe, "--trainer.max_epochs=1000"]
     words += ["--trainer.enable_progress_bar=false", "--data.source.val=8", "--data.source.test=8"]
     run = make_run("fit", words, show=[Paced()])
-    print(f"busy.py: {run.threads or torch.get_num_threads()}", flush=True)
     run.fit()
 
 
