@@ -93,6 +93,42 @@ def test_a_path_by_shapes_is_that_by_values(name: str, both: Callable[..., Any])
     assert found == expected
 
 
+class Padded(nn.Module):
+    """Two blocks; the second also has a token that is written, or set beside the others."""
+
+    def __init__(self, pad: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.cut, self.pad = nn.Conv2d(3, 24, 8, 8), pad
+        self.blocks, self.head = nn.ModuleList([Block(fused), Block(fused)]), nn.Linear(24, 5)
+
+    def forward(self, images: torch.Tensor) -> Any:
+        x = self.blocks[0](self.cut(images).flatten(2).mT)
+        return self.head(self.blocks[1](self.pad(x))[:, :24].mean(1))
+
+
+def written_at_once(x: torch.Tensor) -> torch.Tensor:
+    whole = x.new_zeros(len(x), 25, 24)
+    whole[:, :24] = x
+    return whole
+
+
+def written_in_parts(x: torch.Tensor) -> torch.Tensor:
+    whole = torch.zeros(len(x), 25, 24)
+    first, rest, _ = whole.split([7, 17, 1], 1)
+    rest.copy_(x[:, 7:])
+    first += x[:, :7]
+    return whole
+
+
+@pytest.mark.parametrize("pad", [written_at_once, written_in_parts])
+def test_tokens_written_into_zeros_are_those_set_beside_zeros(
+    pad: Any, both: Callable[..., Any]
+) -> None:
+    found, by_values, _ = both(Padded(pad))
+    expected, _, _ = both(Padded(lambda x: nn.functional.pad(x, (0, 0, 0, 1))))
+    assert found == by_values == expected
+
+
 class Choosing(nn.Module):
     """Tokens that something in their values chooses, or that are only looked at."""
 
@@ -206,6 +242,27 @@ CALLS = [
         )
         for dtype in (torch.float32, torch.float64)
     ),
+    ("_safe_softmax", drawn(2, 7, 5), -1),
+    ("clone", last(2, 3, 5, 7)),
+    ("roll", drawn(2, 5, 7, 3), [-2, -3], [1, 2]),
+    ("roll", drawn(2, 5, 7, 3), [4], [1]),
+    ("roll", drawn(5, 7), [4]),
+    *(
+        call
+        for x in (drawn(2, 3, 13, 17), last(2, 3, 13, 17), drawn(2, 1, 13, 17), last(2, 3, 1, 1))
+        for call in (
+            ("constant_pad_nd", x, [1, 2], 0.0),
+            ("constant_pad_nd", x, [0, 3, 1, 2, 5, 0]),
+            ("native_batch_norm", x, *[drawn(x.shape[1]).abs()] * 4, False, 0.1, 1e-5),
+            ("avg_pool2d", x, [1]),
+        )
+    ),
+    ("constant_pad_nd", drawn(2, 7, 5), [0, 0, 1, 3]),
+    *(
+        ("avg_pool2d", x, *how)
+        for x in (drawn(2, 3, 13, 17), last(2, 3, 13, 17))
+        for how in ([[3]], [[3, 2], [2]], [[3, 2], [2, 1], [1, 1], False, False])
+    ),
     ("gelu", drawn(2, 7, 5)),
     ("add", drawn(2, 7, 5), drawn(5)),
     ("mul", last(2, 3, 5, 7), drawn(2, 3, 1, 1)),
@@ -228,6 +285,33 @@ def test_a_rule_gives_what_torchs_kernel_gives(
         steps = [step for step, n in zip(x.stride(), x.shape, strict=True) if n > 1]
         own = [step for step, n in zip(one.stride, one.shape, strict=True) if n > 1]
         assert (one.shape, own, one.dtype) == (tuple(x.shape), steps, x.dtype)
+
+
+@pytest.mark.parametrize("memory_format", [None, torch.contiguous_format, torch.preserve_format])
+def test_a_copy_is_laid_out_as_torch_does(memory_format: torch.memory_format | None) -> None:
+    how = {"memory_format": memory_format}
+    for x in (drawn(2, 5, 3, 7), last(2, 5, 3, 7), drawn(7, 5).T, drawn(5, 1).expand(5, 3)):
+        found = geometry_of(torch.ops.aten.clone.default, (x,), how)
+        assert found in (None, ViewGeometry.of(torch.ops.aten.clone.default(x, **how)))
+    assert geometry_of(torch.ops.aten.clone.default, (x,), how) is None or memory_format is not None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("roll", drawn(7, 5).T, [1], [0]),
+        ("_safe_softmax", drawn(7, 5).T, -1),
+        ("constant_pad_nd", drawn(7, 5).T, [1, 1]),
+        ("constant_pad_nd", drawn(7, 5), [-1, 1]),
+        ("avg_pool2d", drawn(2, 3, 7, 7), [2], [2], [0], True),
+        ("avg_pool2d", drawn(3, 7, 7), [2]),
+        ("native_batch_norm", drawn(2, 3, 5), *[drawn(3).abs()] * 4, True, 0.1, 1e-5),
+    ],
+    ids=lambda call: call[0],
+)
+def test_what_no_rule_is_sure_of_has_to_run(call: Any) -> None:
+    name, *args = call
+    assert geometry_of(getattr(torch.ops.aten, name).default, tuple(args), {}) is None
 
 
 def test_every_rule_is_compared() -> None:

@@ -343,7 +343,7 @@ def run_path(network: nn.Module, images: Images) -> Path:
     except UnknownPathError as error:
         return Path(run.steps + run.unread(), None, None, str(error))
     walk = writer.walk
-    boxes, centres = run.origins.box[walk.sources, :4], run.origins.centre[walk.sources]
+    boxes, centres = run.origins.box[walk.sources, :4], run.origins.centres(walk.sources)
     if writer.aside:
         boxes[-len(writer.aside) :] = NOWHERE
     chain = copies_joined(Chain(walk.links, UNPLACED, walk.tokens, walk.reads))

@@ -88,7 +88,7 @@ def places_of(origins: Origins, of_tokens: Tensor, size: tuple[int, int]) -> Pla
         )
         if not apart:
             continue
-        boxes, centres = boxes[0, :, :4], origins.centre[ids[0]].mean(1)
+        boxes, centres = boxes[0, :, :4], origins.centres(ids[0]).mean(1)
         patches = [token for token, box in enumerate(boxes.tolist()) if box[2] >= 0]
         spots = rounded(centres)
         patches.sort(key=lambda token: spots[token])

@@ -93,21 +93,21 @@ class Route:
 
     def by_centre(self, ids: Sequence[int]) -> list[int]:
         """Sort origins by rounded centres; those of one centre stay in their order."""
-        centres = rounded(self.origins.centre[list(ids)])
+        centres = rounded(self.origins.centres(list(ids)))
         return [ids[index] for index in sorted(range(len(ids)), key=centres.__getitem__)]
 
     def in_rows(self, patches: Sequence[int]) -> list[int]:
         """Sort origins of patches row by row."""
         rows = self.by_centre(patches)
         if not self.lie_on_a_grid(rows):
-            about = rows_apart(self.origins.centre[list(patches)])
+            about = rows_apart(self.origins.centres(list(patches)))
             rows = rows if about is None else [patches[index] for index in about[1]]
         return rows
 
     def lie_on_a_grid(self, patches: Sequence[int]) -> bool:
         """Whether patches lie in rows and columns, in their order."""
         ids = list(patches)
-        box, centre = self.origins.box[ids, :4], self.origins.centre[ids]
+        box, centre = self.origins.box[ids, :4], self.origins.centres(ids)
         return grid_of(box, centre, [self.rank[origin] for origin in ids])[0] is not None
 
 

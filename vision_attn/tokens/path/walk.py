@@ -146,7 +146,7 @@ class Walk:
         None where there are none.
         """
         origins, sources = self.route.origins, list(self.sources)
-        centres = rounded(origins.centre[sources])
+        centres = rounded(origins.centres(sources))
         boxes = origins.box[sources, :4].tolist()
         spots = [(*box, *centre) for box, centre in zip(boxes, centres, strict=True)]
         streams = list(zip(spots, self.streams, strict=True))

@@ -166,6 +166,59 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Foun
     return context, ViewGeometry((b, head, i), (i * head, 1, head), sums)
 
 
+def same(x: Tensor) -> ViewGeometry | None:
+    """A tensor of its own in the order of another, which has no gaps."""
+    return ViewGeometry.of(x) if is_dense(x) else None
+
+
+def clone(x: Tensor, memory_format: torch.memory_format | None = None) -> ViewGeometry | None:
+    if memory_format is torch.contiguous_format:
+        return whole(x.shape, x.dtype)
+    return same(x) if memory_format in (None, torch.preserve_format) else None
+
+
+def roll(x: Tensor, *_: Any) -> ViewGeometry | None:
+    return same(x) if x.is_contiguous() else None
+
+
+def safe_softmax(x: Tensor, _: int, dtype: torch.dtype | None = None) -> ViewGeometry | None:
+    return same(x) if x.is_contiguous() and dtype in (None, x.dtype) else None
+
+
+def batch_norm(
+    x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any
+) -> Found:
+    if training or x.dtype != torch.float32 or (out := same(x)) is None:
+        return None
+    return out, whole((0,), x.dtype), whole((0,), x.dtype)
+
+
+def padded(x: Tensor, around: Sequence[int], _: Any = 0) -> ViewGeometry | None:
+    if min(around) < 0 or not any(around) or not is_dense(x):
+        return None
+    shape = list(x.shape)
+    for axis in range(len(around) // 2):
+        shape[-1 - axis] += around[2 * axis] + around[2 * axis + 1]
+    return laid_out(tuple(shape), x.dtype, [x]) if x.ndim == 4 else whole(shape, x.dtype)
+
+
+def mean_pool(
+    x: Tensor, size: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
+    rounds_up: bool = False, *_: Any,
+) -> ViewGeometry | None:  # fmt: skip
+    if rounds_up or x.ndim != 4 or not is_dense(x):
+        return None
+    size, stride, padding = (
+        list(each) * (2 if len(each) == 1 else 1) for each in (size, stride or size, padding)
+    )
+    sides = [
+        (n + 2 * pad - side) // step + 1
+        for n, side, step, pad in zip(x.shape[2:], size, stride, padding, strict=True)
+    ]
+    shape = (*x.shape[:2], *sides)
+    return laid_out(shape, x.dtype, [x]) if min(shape) > 0 else None
+
+
 CHANNELS_LAST = torch.channels_last
 POINTWISE = frozenset(
     {"aten::gelu", "aten::silu", "aten::hardswish", "aten::relu", "aten::sigmoid"}
@@ -177,6 +230,12 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::baddbmm": sum_and_product,
     "aten::native_layer_norm": layer_norm,
     "aten::convolution": convolution,
+    "aten::clone": clone,
+    "aten::roll": roll,
+    "aten::constant_pad_nd": padded,
+    "aten::avg_pool2d": mean_pool,
+    "aten::native_batch_norm": batch_norm,
     "aten::_softmax": softmax,
+    "aten::_safe_softmax": safe_softmax,
     "aten::_scaled_dot_product_flash_attention_for_cpu": flash_attention,
 }

@@ -7,16 +7,18 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["NOTHING", "NOWHERE", "CallOrigins", "Origins"]
+__all__ = ["NOTHING", "NOWHERE", "CallOrigins", "NumberedHashes", "Origins"]
 
 NOTHING = 0  # the origin of constants and parameters
 NOWHERE = -(2**30)
 FORMER = 4  # states of a key, by calls before it, that an output may be added to
+MANY = 16  # columns, among which it pays to look for copies
 DEDUPLICATED = 2**15  # rows of more elements are not compared with each other
 
 
@@ -73,8 +75,8 @@ class Origins:
         )  # whether its members count alike
         # -top, -left, bottom, right in pixels, and in the first and the second image: at least 0
         self.box = torch.full((64, 6), NOWHERE, dtype=torch.long, device="cpu")
-        # where it lies among others: the mean (row, column) of what it was made of; NaN: nowhere
-        self.centre = torch.full((64, 2), torch.nan, dtype=torch.float64, device="cpu")
+        # where it lies among others: the mean (row, column) of what it was made of, and 1; else 0
+        self._centre = torch.zeros(64, 3, dtype=torch.float64, device="cpu")
         self.pixel_count = 0  # the first origins
         self.operation: dict[int, str] = {}  # what mixed the members of an origin
         self.keys: dict[int, Tensor] = {}  # of each call
@@ -83,7 +85,7 @@ class Origins:
         self._end: list[int] = []  # one past the last of as many
         self._listed: dict[int, list[int]] = {}  # members that were asked for
         self._members: list[Tensor] = []
-        self._known: dict[int, int] = {}  # by the hash of their members
+        self._known = NumberedHashes()  # by the hash of their members
 
     def new(self, count: int) -> Tensor:
         """Make `count` new origins without members (count,)."""
@@ -95,7 +97,7 @@ class Origins:
             flags = (self.residual, self.equal, self.output)
             self.residual, self.equal, self.output = (F.pad(x, (0, more)) for x in flags)
             self.box = F.pad(self.box, (0, 0, 0, more), value=NOWHERE)
-            self.centre = F.pad(self.centre, (0, 0, 0, more), value=torch.nan)
+            self._centre = F.pad(self._centre, (0, 0, 0, more))
         return torch.arange(first, self.count, device="cpu")
 
     def pixels(self, height: int, width: int, image: int) -> Tensor:
@@ -105,7 +107,9 @@ class Origins:
         indices = (torch.arange(side, device="cpu") for side in (height, width))
         row, column = torch.meshgrid(*indices, indexing="ij")
         self.box[own, :4] = torch.stack([-row, -column, row, column], -1).flatten(0, 1)
-        self.centre[own] = torch.stack([row, column], -1).flatten(0, 1).double()
+        self._centre[own] = (
+            torch.stack([row, column, row.new_ones(row.shape)], -1).flatten(0, 1).double()
+        )
         self.box[own, 4 + image] = 0
         self.pixel_count = self.count - 1
         return ids.view(height, width)
@@ -117,12 +121,24 @@ class Origins:
             self.box[ids[image].flatten(), 4 + image] = 0
         return ids
 
+    def centres(self, ids: Any) -> Tensor:
+        """Find the mean (row, column) in pixels of what origins were made of; NaN: of no pixels.
+
+        Args:
+            ids: (*shape), or a list of them.
+
+        Returns:
+            (*shape, 2).
+        """
+        sums = self._centre[ids]
+        return sums[..., :2] / sums[..., 2:]
+
     def outputs(self, queries: Tensor, call: int, keys: Tensor) -> Tensor:
         """Make an origin for the output of an attention call at each of its queries."""
         self.keys[call] = keys.flatten().unique()
         ids = self.new(queries.numel()).view(queries.shape)
         self.query[ids], self.call[ids], self.box[ids] = queries, call, self.box[queries]
-        self.centre[ids] = self.centre[queries]
+        self._centre[ids] = self._centre[queries]
         self.output[ids] = True
         return ids
 
@@ -201,17 +217,27 @@ class Origins:
         """
         if not rows.numel():
             return rows.new_zeros(len(rows))
+        size = rows.numel()
+        rows = without_copies(rows) if rows.shape[1] >= MANY else rows
         last = rows.amax(1)  # an attention's output is newer than its query
-        if adopt:
-            self._adopt(rows, last)
-        query = self.query[last]
-        own = (rows == query[:, None]) & (rows != NOTHING)
-        alike = (rows == last[:, None]) | (rows == NOTHING) | own
-        single = alike.all(1)
-        self.residual[last[single & own.any(1)]] = True
-        if not single.all():
-            last = last.clone()
-            last[~single] = self._groups(rows[~single], equal, operation)
+        alike = (rows == last[:, None]) | (rows == NOTHING)
+        if self.keys:  # before the first attention call no origin has a query
+            if adopt:
+                self._adopt(rows, last)
+            query = self.query[last]
+            own = (rows == query[:, None]) & (rows != NOTHING)
+            single = (alike | own).all(1)
+            self.residual[last[single & own.any(1)]] = True
+        else:
+            single = alike.all(1)
+        several = ~single
+        if not several.any():
+            return last
+        if several.all():
+            return self._groups(rows, equal, operation, size)
+        last = last.clone()
+        some = rows.T[:, several].T
+        last[several] = self._groups(some, equal, operation, size // len(rows) * len(some))
         return last
 
     def one_of(self, rows: Tensor) -> Tensor | None:
@@ -262,11 +288,12 @@ class Origins:
                 joins += [(head, other) for out, other in joins for head in self.members(out)]
                 outs, joined = torch.tensor(joins, dtype=torch.long, device="cpu").T
                 self.query[outs], self.box[outs] = joined, self.box[joined]
-                self.centre[outs] = self.centre[joined]
+                self._centre[outs] = self._centre[joined]
                 self.foreign |= {*self.call[outs].tolist()}
 
-    def _groups(self, rows: Tensor, equal: bool, operation: str) -> Tensor:
-        if rows.numel() > DEDUPLICATED:
+    def _groups(self, rows: Tensor, equal: bool, operation: str, size: int) -> Tensor:
+        """Find the origins of rows of several members; size: elements, copies included."""
+        if size > DEDUPLICATED:
             return self._group(rows, equal, operation)
         rows = rows.sort(1).values
         rows = rows.masked_fill(F.pad(rows[:, 1:] == rows[:, :-1], (1, 0)), NOTHING)
@@ -277,14 +304,12 @@ class Origins:
         example = torch.empty_like(unique).scatter_(
             0, inverse, torch.arange(len(rows), device="cpu")
         )
-        names = unique.tolist()
-        new = [name not in self._known for name in names]
-        fresh = torch.tensor(new, dtype=torch.bool, device="cpu")
-        new_ids = self._group(rows[example[fresh]], equal, operation).tolist()
-        keys = [name for name in names if name not in self._known]
-        self._known |= dict(zip(keys, new_ids, strict=True))
-        ids = [self._known[name] for name in names]
-        return torch.tensor(ids, dtype=torch.long, device="cpu")[inverse]
+        ids = self._known.find(unique)
+        new = ids < 0
+        if new.any():
+            ids[new] = self._group(rows[example[new]], equal, operation)
+            self._known.add(unique[new], ids[new])
+        return ids[inverse]
 
     def _group(self, rows: Tensor, equal: bool, operation: str) -> Tensor:
         ids = self.new(len(rows))
@@ -294,27 +319,57 @@ class Origins:
             self._end.append(self.count)
             self._members.append(rows)
             own = slice(self.count - len(rows), self.count)
-            flat = rows.flatten()  # `index_select` takes half as long as an index
-            self.call[own] = self.call.index_select(0, flat).view(rows.shape).amax(1)
-            self.box[own] = self.box.index_select(0, flat).view(*rows.shape, -1).amax(1)
-            self.centre[own] = nan_mean(self.centre.index_select(0, flat).view(*rows.shape, -1))
+            flat = rows.T.flatten()  # `index_select` takes half as long as an index
+            lead = rows.T.shape
+            self.box[own] = self.box.index_select(0, flat).view(*lead, -1).amax(0)
+            centre = self._centre.index_select(0, flat).view(*lead, -1).sum(0)
+            self._centre[own] = centre / centre[:, 2:].clamp(min=1)
             self.equal[own] = equal
-            queries = self.query.index_select(0, flat).view(rows.shape)
-            queries = queries.masked_fill(rows == NOTHING, 0)
-            if queries.any():
+            if self.keys:
+                self.call[own] = self.call.index_select(0, flat).view(lead).amax(0)
+                queries = self.query.index_select(0, flat).view(lead).T
+                queries = queries.masked_fill(rows == NOTHING, 0)
                 common = queries.amax(1)  # branches side by side: outputs of calls with one query
-                beside = ((queries == common[:, None]) | (rows == NOTHING)).all(1) & (common > 0)
-                self.query[own] = common.where(beside, 0)
-                self.residual[own] = self.residual[rows].any(1) & beside
+                if common.any():
+                    beside = ((queries == common[:, None]) | (rows == NOTHING)).all(1)
+                    beside &= common > 0
+                    self.query[own] = common.where(beside, 0)
+                    self.residual[own] = self.residual[rows].any(1) & beside
             if operation:
                 self.operation |= dict.fromkeys(ids.tolist(), operation)
         return ids
 
 
-def nan_mean(centres: Tensor) -> Tensor:
-    """The mean of the centres (rows k side) that are not NaN, faster than `nanmean`."""
-    counts = (~centres.isnan()).sum(1)
-    return centres.nan_to_num(0).sum(1) / counts
+class NumberedHashes:
+    """Numbers by hashes, in sorted runs that double in length.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.trace.origins import NumberedHashes
+        >>> known = NumberedHashes()
+        >>> known.add(torch.tensor([-5, 2, 7]), torch.tensor([10, 11, 12]))
+        >>> known.find(torch.tensor([7, 3, -5])).tolist()
+        [12, -1, 10]
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[Tensor, Tensor]] = []
+
+    def find(self, hashes: Tensor) -> Tensor:
+        """Find the number of each hash; -1 for one that is new."""
+        numbers = torch.full_like(hashes, -1)
+        for known, own in self._runs:
+            place = torch.searchsorted(known, hashes).clamp_(max=len(known) - 1)
+            numbers = own[place].where(known[place] == hashes, numbers)
+        return numbers
+
+    def add(self, hashes: Tensor, numbers: Tensor) -> None:
+        """Keep numbers of new hashes, which are sorted."""
+        self._runs.append((hashes, numbers))
+        while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
+            (before, of_before), (after, of_after) = self._runs[-2:]
+            together, order = torch.cat([before, after]).sort()
+            self._runs[-2:] = [(together, torch.cat([of_before, of_after])[order])]
 
 
 def without_copies(rows: Tensor) -> Tensor:

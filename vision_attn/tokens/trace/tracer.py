@@ -60,6 +60,27 @@ class Label(NamedTuple):
         return Label(move(self.ids), None if self.columns is None else move(self.columns))
 
 
+class View(NamedTuple):
+    """How a tensor looks into the memory of another: the result of that number of an operation."""
+
+    base: Tensor
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    number: int
+
+    def of(self, whole: Tensor) -> Tensor:
+        """The part of other values in the shape of the base."""
+        part = self.func(whole, *self.args, **self.kwargs)
+        return part if isinstance(part, Tensor) else part[self.number]
+
+    def written(self, whole: Tensor, part: Tensor) -> Tensor:
+        """Values in the shape of the base, with a part written into them."""
+        ids = whole.clone(memory_format=torch.contiguous_format)
+        self.of(ids).copy_(part)
+        return tight(ids)
+
+
 class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a private name alone
     """Label the result of every operation while this mode is on.
 
@@ -81,7 +102,10 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         self.origins = Origins()
         self.calls: dict[int, CallOrigins] = {}
         self._labels: ByTensor[Label | None] = ByTensor()
-        self._views: ByTensor[tuple[Any, ...]] = ByTensor()  # what each is a view of, and how
+        self._views: ByTensor[View] = ByTensor()
+        self._writes = 0  # in place, so far
+        self._last_write: ByTensor[int] = ByTensor()  # into a tensor or its views
+        self._labelled_at: ByTensor[int] = ByTensor()  # after how many writes
         self._paused = False
         self._scope = current_scope()
         self._random = False  # whether the run has drawn numbers, which are others in the next
@@ -195,15 +219,33 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         if torch.Tag.nondeterministic_seeded in func.tags and (name in FRESH or not any_labelled):
             self._random = True
         outs = [out] if isinstance(out, Tensor) else tensors([out])
-        if not any_labelled or not outs:
-            return out
+        if any_labelled and outs:
+            self._take(func, name, args, kwargs, out, outs[0].shape)
+        if func.is_view:  # also of what has no label yet: it may be written into
+            for number, part in enumerate(outs):
+                if part is not args[0]:
+                    self._views[part] = View(args[0], func, args[1:], kwargs, number)
+        return out
+
+    def _take(
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        shape: torch.Size,
+    ) -> None:
+        """Label the results of an operation on something that is labelled."""
         inplace = name.endswith("_") and not name.endswith("__")
-        name = name.removesuffix("_") if inplace else name
-        label = self._label(func, name, args, kwargs, out, outs[0].shape)
+        label = self._label(
+            func, name.removesuffix("_") if inplace else name, args, kwargs, out, shape
+        )
         if inplace:
             self._write(args[0], label)
-            return out
-        if isinstance(out, Tensor):
+        elif isinstance(kwargs.get("out"), Tensor):
+            self._write(kwargs["out"], label)
+        elif isinstance(out, Tensor):
             self._set(out, label)
         elif isinstance(label, list):
             for part, own in zip(out, label, strict=True):
@@ -213,9 +255,6 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
             for other in out[1:]:
                 if isinstance(other, Tensor) and other.shape == out[0].shape:
                     self._set(other, label)
-        if func.is_view and isinstance(out, Tensor):
-            self._views[out] = (args[0], func, args[1:], kwargs)
-        return out
 
     def _label(
         self,
@@ -410,7 +449,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
             if whole.shape == other.shape and torch.equal(whole, other):
                 continue
             whole, other = torch.broadcast_tensors(tighter(whole), tighter(other))
-            rows = torch.stack([whole, other], -1).flatten(0, -2)
+            rows = torch.stack([whole, other]).flatten(1).T
             whole = self.origins.merge(rows, operation=operation, adopt=True).view(whole.shape)
         return whole.expand(shape)
 
@@ -467,8 +506,8 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         equal: bool = False,
     ) -> Tensor:  # fmt: skip
         """Merge the origins in each sliding window: (b c *space) -> shape."""
-        ids = compact(ids)
-        space = len(size)
+        small, space = compact(ids), len(size)
+        ids = small.expand(*small.shape[:2], *ids.shape[2:])  # windows differ where all is equal
         around = [side for pad in reversed(list(padding)) for side in (pad, pad)]
         ids = F.pad(ids, around) if any(around) else ids
         for axis in range(space):
@@ -478,7 +517,10 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
                 ids = F.pad(ids, [0, 0] * (ids.ndim - 3 - axis) + [0, beyond])
             ids = ids.unfold(2 + axis, reach, stride[axis])[..., ::d]
         lead = ids.shape[: 2 + space]
-        rows = ids.reshape(lead.numel(), -1)
+        if all(n == 1 for n in size):
+            return ids.reshape(lead).expand(shape)
+        columns = ids.movedim(list(range(2 + space, ids.ndim)), list(range(space)))
+        rows = columns.reshape(-1, lead.numel()).T  # one place of all windows lies together
         return self.origins.merge(rows, equal).view(lead).expand(shape)
 
     def _resized(
@@ -538,27 +580,33 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         return self.origins.merge(ids.flatten().unique()[None], operation=operation)
 
     def _write(self, x: Tensor, label: Label | None) -> None:
-        """Label a tensor that was written to in place, and the tensor that it is a view of."""
+        """Label a tensor that was written to in place, and the tensors that it is a view of."""
+        self._writes += 1
         self._set(x, label)
-        view = self._views.get(x)
-        if view is None:
-            return
-        base, func, args, kwargs = view
-
-        def written(whole: Tensor, part: Tensor) -> Tensor:
-            ids = whole.clone(memory_format=torch.contiguous_format)
-            func(ids, *args, **kwargs).copy_(part)
-            return tight(ids)
-
-        whole = self._get(base)
-        if whole is None or whole.columns is None or label is None or label.columns is None:
-            self._write(base, Label(written(self.origins_of(base), self.origins_of(x))))
-        else:  # rows and columns apart: no origin for each score
-            rows = written(whole.ids, label.ids)
-            self._write(base, Label(rows, written(whole.columns, label.columns)))
+        while (view := self._views.get(x)) is not None:
+            whole, part = self._get(view.base), self._get(x)
+            if whole is None or whole.columns is None or part is None or part.columns is None:
+                ids = view.written(self.origins_of(view.base), self.origins_of(x))
+                self._set(view.base, Label(ids))
+            else:  # rows and columns apart: no origin for each score
+                rows = view.written(whole.ids, part.ids)
+                self._set(view.base, Label(rows, view.written(whole.columns, part.columns)))
+            x = view.base
+        self._last_write[x] = self._writes
 
     def _get(self, x: Tensor) -> Label | None:
-        return self._labels.get(x)
+        label = self._labels.get(x)
+        if not self._writes or (view := self._views.get(x)) is None:
+            return label
+        whole = view.base
+        while (above := self._views.get(whole)) is not None:
+            whole = above.base
+        if (self._last_write.get(whole) or 0) <= (self._labelled_at.get(x) or 0):
+            return label
+        base = self._get(view.base)  # something was written into it since
+        label = None if base is None else base.moved(view.of)
+        self._set(x, label)
+        return label
 
     def _of_run(self, x: Any) -> bool:
         """Whether this is a tensor with origins, rather than a weight, packed ones included."""
@@ -566,6 +614,8 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
 
     def _set(self, x: Tensor, label: Label | None) -> None:
         self._labels[x] = label
+        if self._writes:
+            self._labelled_at[x] = self._writes
 
 
 def reached(before: int, after: int, size: int, stride: int, padding: int, dilation: int) -> Tensor:
