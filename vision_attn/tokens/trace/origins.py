@@ -358,9 +358,9 @@ class NumberedHashes:
     def find(self, hashes: Tensor) -> Tensor:
         """Find the number of each hash; -1 for one that is new."""
         numbers = torch.full_like(hashes, -1)
-        for known, own in self._runs:
-            place = torch.searchsorted(known, hashes).clamp_(max=len(known) - 1)
-            numbers = own[place].where(known[place] == hashes, numbers)
+        for run, own in self._runs:
+            index = torch.searchsorted(run, hashes).clamp_(max=len(run) - 1)
+            numbers = own[index].where(run[index] == hashes, numbers)
         return numbers
 
     def add(self, hashes: Tensor, numbers: Tensor) -> None:
