@@ -145,11 +145,32 @@ def exchanged(x: Tensor) -> Tensor:
     return y
 
 
+def rows_by_index(x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    y[:, :, torch.tensor([2, 0])] = x[:, :, :2]
+    return y + x.roll(1, 3)
+
+
+def copied_by_index(x: Tensor) -> Tensor:
+    return x.index_copy(2, torch.tensor([1]), x.mean(2, keepdim=True))
+
+
+def scattered(x: Tensor) -> Tensor:
+    index = torch.zeros(1, 3, x.shape[2], 2, dtype=torch.long) + torch.tensor([1, 3])
+    return x.scatter(3, index, x[..., -2:] + x.mean()).scatter(3, index[..., :1], 0.0)
+
+
+def replaced_slices(x: Tensor) -> Tensor:
+    y = torch.slice_scatter(x, x[:, :, -2:].flip(2), 2, 0, 2)
+    return torch.select_scatter(y, x.mean(3), 3, 1)
+
+
 WRITES: dict[str, Callable[[Tensor], Tensor]] = {
     function.__name__: function
     for function in (
         *(part_of_zeros, added_to_a_row, row_by_row, coupled, first_of_all, read_after_writing),
-        *(through_turned_axes, filled, exchanged),
+        *(through_turned_axes, filled, exchanged, rows_by_index, copied_by_index, scattered),
+        *(replaced_slices,),
     )
 }
 EVERY = MOVES | WRITES

@@ -18,6 +18,7 @@ __all__ = [
     "RESHAPED",
     "SAME",
     "SOFTMAX",
+    "WRITTEN",
 ]
 
 
@@ -50,6 +51,13 @@ MOVED = names(
     "channel_shuffle"
 )
 CHOSEN = names("index index_select gather")
+# A part is written over: which argument has its values.
+WRITTEN = {
+    **dict.fromkeys(names("slice_scatter select_scatter diagonal_scatter"), 1),
+    "aten::index_put": 2,
+    "aten::index_copy": 3,
+    "aten::scatter": 3,
+}
 POINTWISE = names(
     "hardswish silu gelu relu relu6 hardtanh hardsigmoid mish leaky_relu elu prelu celu selu "
     "softplus celu _prelu_kernel sigmoid tanh log_sigmoid_forward threshold copy where masked_fill "

@@ -39,6 +39,7 @@ from vision_attn.tokens.trace.operations import (
     RESHAPED,
     SAME,
     SOFTMAX,
+    WRITTEN,
 )
 from vision_attn.tokens.trace.origins import NOTHING, CallOrigins, Origins
 from vision_attn.tokens.trace.shapes import Shapes
@@ -294,6 +295,8 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
             return Label(tight(torch.stack([self.origins_of(x) for x in args[0]], dim)))
         if name == "aten::constant_pad_nd" and first is not None:
             return first.moved(lambda ids: padded(ids, list(args[1])))
+        if name in WRITTEN:
+            return self._written(func, name, args, kwargs, out)
         if (name in MOVED or func.is_view) and first is not None:
             indices = [x for x in tensors(args[1:]) if self._get(x) is not None]
             if name in CHOSEN and self._random:
@@ -377,6 +380,26 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
             return Label(moved, columns)
         columns = columns or [None] * len(moved)
         return [Label(*each) for each in zip(moved, columns, strict=True)]
+
+    def _written(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> Any:
+        """Label a tensor of which a part was written over, where no content says which part."""
+        source = WRITTEN[name]
+        where = tensors([x for place, x in enumerate(args) if place not in (0, source)])
+        if any(self._get(x) is not None for x in where):
+            return self._mixed(args, out, "a choice of tokens by their content")
+        if where and self._random:
+            return self._mixed(args, out, "a choice of tokens by random numbers")
+        adds = name == "aten::index_put" and (kwargs.get("accumulate") or any(args[3:]))
+        if adds or "reduce" in kwargs:
+            return self._mixed(args, out, name)
+        parts = list(args)
+        for place in (0, source):
+            is_tensor = isinstance(parts[place], Tensor)
+            parts[place] = self.origins_of(parts[place]) if is_tensor else NOTHING
+        parts[0] = parts[0].clone(memory_format=torch.contiguous_format)
+        return Label(tight(func(*parts, **kwargs)))
 
     def _cat(self, parts: Sequence[Tensor], dim: int = 0) -> Label:
         """Label a concatenation; parameters that join tokens become tokens with own origins."""
