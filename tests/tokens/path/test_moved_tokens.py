@@ -16,7 +16,6 @@ from own_networks import Block, fused, softmaxed
 from vision_attn.methods import Rollout
 
 COUNT = 24
-CLOSE = {"rtol": 1e-5, "atol": 1e-7}  # maps are float32
 ORDER = torch.tensor(random.Random(5).sample(range(COUNT), COUNT))
 
 
@@ -143,5 +142,7 @@ def test_tokens_are_followed_wherever_they_move(seed: int) -> None:
     image = torch.randn(1, 3, 32, 48, dtype=torch.float64)
     found = Rollout()(network, image)
     values = found.values[0].flatten().double()
-    torch.testing.assert_close(values, rolled(network, image), msg=str(network.names), **CLOSE)
+    torch.testing.assert_close(
+        values, rolled(network, image), rtol=1e-5, atol=1e-7, msg=str(network.names)
+    )  # maps are float32
     assert found.values.shape == (1, 4, 6)
