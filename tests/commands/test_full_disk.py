@@ -14,6 +14,7 @@ from vision_attn.cli import main
 from vision_attn.files import append_text, claimed
 from vision_attn.hub import load_model
 from vision_attn.render.video import VideoWriter
+from vision_attn.runs.results import open_results
 from vision_attn.runs.runfile import read_run
 from vision_attn.runs.shard import ShardFile, shard_path
 from vision_attn.runs.store import Store
@@ -158,19 +159,30 @@ def test_a_photo_is_drawn_whole_or_not_at_all(
     assert (tmp_path / "out/results.jsonl").read_text() == ""
 
 
+@pytest.mark.parametrize("name", ["Store", "write_run"])
 def test_saved_from_python_it_is_whole_or_not_there(
-    models: Callable[[str], str], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    models: Callable[[str], str],
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from vision_attn.runs import explanation
+    from vision_attn.runs import saved
 
-    def full(path: Any, text: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
 
-    found = load_model(models("vit")).explain([photos / "cat.png"], "Rollout")
-    monkeypatch.setattr(explanation, "write_text", full)
+    model, out = load_model(models("vit")), tmp_path / "out"
+    model.explain([photos / "cat.png"], "Rollout").save(out)
+    before = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    monkeypatch.setattr(saved, name, full)
     with pytest.raises(OSError, match="No space left"):
-        found.save(tmp_path / "out")
-    assert not list((tmp_path / "out").iterdir())
+        model.explain([photos / "dog.jpg"], "Rollout").save(out)
+    assert {path: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    monkeypatch.undo()
+    model.explain([photos / "dog.jpg"], "Rollout").save(out)
+    with open_results(out) as results:
+        assert len(results) == len((out / "results.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_fit_on_a_full_disk_says_where(

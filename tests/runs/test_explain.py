@@ -86,7 +86,10 @@ def test_what_is_in_no_share_stands_below_the_map_of_that_method_alone(
     assert captions(LibraGradient(check=True)) == [said]
     blocks: Any = network.blocks
     blocks[0].mlp = Cosine()
-    with pytest.warns(UserWarning, match="no rule for cos"):
+    with (
+        pytest.warns(UserWarning, match="replaced 3 results"),
+        pytest.warns(UserWarning, match="no rule for cos"),
+    ):
         own, other = captions(LibraGradient(), GradCAM())
     assert re.fullmatch(
         r"LibraGradient\(smooth=1.0\): \d+\.\d% of what is explained is in no share", own
@@ -452,3 +455,19 @@ def test_all_methods_stand_by_kind_and_baselines_last_and_marked(
 def test_an_explainer_of_ones_own_has_a_name() -> None:
     assert issubclass(Fussy, Explainer)
     assert str(Fussy()) == "Fussy"
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_told"),
+    [({"target": 1}, True), ({"contrast": 1}, True), ({"target": "label"}, True), ({}, False)],
+)
+def test_a_method_that_shows_no_target_is_told(
+    vit: Model,
+    photos: Path,
+    asked: dict[str, Any],
+    is_told: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    vit.explain([photos / "tiny.png"], ["Rollout", "GradCAM", "RandomMap"], **asked)
+    told = [line for line in caplog.messages if "whatever the target" in line]
+    assert told == ["Rollout: the same for every class, whatever the target"] * is_told

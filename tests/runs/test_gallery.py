@@ -224,7 +224,7 @@ def test_results_that_another_method_replaces_are_counted(
     gallery(model, photos, "LeGrad", output=tmp_path / "looks")
     (line,) = caplog.messages
     assert line.endswith(
-        "replaced 3 results of an earlier run (Rollout): another output folder (-o) keeps both"
+        "replaced 3 results of an earlier run (Rollout): another output folder keeps both"
     )
     gallery(model, photos, "LeGrad", output=tmp_path / "looks")
     assert caplog.messages == [line]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vision_attn
@@ -124,12 +125,22 @@ def test_results_of_another_model_are_replaced(
     assert [row["method"] for row in records(tmp_path / "out")] == ["GradCAM"]
 
 
+def test_results_of_other_weights_are_replaced(vit: Model, photos: Path, tmp_path: Path) -> None:
+    found = vit.explain([photos / "cat.png", photos / "dog.jpg"], "Rollout")
+    found.save(tmp_path / "out")
+    with torch.no_grad():
+        next(vit.network.parameters()).mul_(1.5)
+    with pytest.warns(UserWarning, match=r"replaced 2 results of an earlier run \(Rollout\)"):
+        vit.explain(photos / "cat.png", "Rollout").save(tmp_path / "out")
+    assert [row["file"] for row in records(tmp_path / "out")] == [str(photos / "cat.png")]
+
+
 def test_results_of_a_command_are_replaced(
     vit: Model, models: Callable[[str], str], photos: Path, tmp_path: Path
 ) -> None:
     words = [models("vit"), str(photos), "--method", "Rollout", "--device", "cpu"]
     assert main(["explain", *words, "-o", str(tmp_path / "out")]) == 0
-    with pytest.warns(UserWarning, match=r"replaced 3 results of an earlier run \(Rollout\)"):
+    with pytest.warns(UserWarning, match=r"replaced 2 results of an earlier run \(Rollout\)"):
         vit.explain(photos / "cat.png", "Rollout").save(tmp_path / "out")
     assert [row["file"] for row in records(tmp_path / "out")] == [str(photos / "cat.png")]
 

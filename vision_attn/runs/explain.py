@@ -204,12 +204,19 @@ class Request:
         """Whether a method explains the target; the maps of others are the same for all."""
         return any(explainer.class_specific for explainer in self.explainers)
 
-    def say_unlabelled(self, names: Sequence[str]) -> None:
-        """Log a line that counts the photos whose folder names no class, where that is explained.
+    def say_of_target(self, names: Sequence[str]) -> None:
+        """Log which methods show no target, and how many photos lie in no folder of a class.
 
         Args:
-            names: The file of each, or "image".
+            names: The file of each photo, or "image".
         """
+        default = isinstance(self.target, Class) and self.target.index is None
+        blind = [one for one in self.explainers if not one.class_specific]
+        blind = [one for one in blind if not isinstance(one, Baseline)]
+        if blind and (self.by_label or self.contrast is not None or not default):
+            log.warning(
+                "%s: the same for every class, whatever the target", ", ".join(map(str, blind))
+            )
         if not self.by_label or not self.asks_for_class:
             return
         count = sum(label_of(name, self.model.classes) is None for name in names)
@@ -448,7 +455,7 @@ def explain(
     photos = [read(image, model.preprocess) for image in every[:limit]]
     if output is not None:
         output_folder(output)
-    request.say_unlabelled([name for name, _ in photos])
+    request.say_of_target([name for name, _ in photos])
     explanations: list[Explanation] = []
     for start in range(0, len(photos), batch_size):
         places = range(start, min(start + batch_size, len(photos)))

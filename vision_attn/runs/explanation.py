@@ -42,7 +42,6 @@ from vision_attn.runs.inputs import check_apart, output_folder, written_over
 from vision_attn.runs.labels import label_of
 from vision_attn.runs.maps import Map
 from vision_attn.runs.naming import label
-from vision_attn.runs.results import export_lines, open_results
 from vision_attn.runs.rows import replaced_line
 from vision_attn.runs.saved import SavedBefore
 from vision_attn.types import Heatmaps, Model
@@ -439,8 +438,6 @@ class Explanations(Sequence[Explanation]):
                 records.append((one, entry.records))
                 written += entry.written
             replaced = before.add(pictures.folder, photos, records)
-            with open_results(pictures.folder) as results:
-                export_lines(results)
         if replaced:
             warnings.warn(f"{pictures.folder}: {replaced_line(replaced)}", stacklevel=2)
         return pictures.folder

@@ -118,11 +118,11 @@ def replaced_line(counts: Mapping[str, int]) -> str:
     Examples:
         >>> from vision_attn.runs.rows import replaced_line
         >>> replaced_line({"Rollout": 2})
-        'replaced 2 results of an earlier run (Rollout): another output folder (-o) keeps both'
+        'replaced 2 results of an earlier run (Rollout): another output folder keeps both'
     """
     total = sum(counts.values())
     noun = "result" if total == 1 else "results"
     return (
         f"replaced {total} {noun} of an earlier run ({', '.join(counts)}): another output folder "
-        "(-o) keeps both"
+        "keeps both"
     )

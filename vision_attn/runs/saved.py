@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from os.path import isfile
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,17 +12,24 @@ from zlib import crc32
 
 from PIL.Image import Image
 
-from vision_attn.runs.keys import bytes_crc, content_number, file_stamp, sample_numbers
+from vision_attn.files import replacing
+from vision_attn.runs.entries import as_line
+from vision_attn.runs.keys import (
+    bytes_crc,
+    content_number,
+    digest,
+    file_stamp,
+    model_settings,
+    sample_numbers,
+)
 from vision_attn.runs.naming import file_names, label
-from vision_attn.runs.results import open_results
+from vision_attn.runs.results import SavedResults
 from vision_attn.runs.rows import Explained, about_model, explained_columns, explained_rows
-from vision_attn.runs.runfile import RunFile, write_run
+from vision_attn.runs.runfile import RunFile, read_run, write_run
 from vision_attn.runs.store import Store
 from vision_attn.types import Model
 
 __all__ = ["ExplainedPhoto", "SavedBefore", "SavedPhoto"]
-
-APART = ("from", "asked", "films")  # what two calls of one model may differ in
 
 
 class ExplainedPhoto(Explained, Protocol):
@@ -60,13 +68,13 @@ class SavedPhoto:
 
 @dataclass(frozen=True)
 class SavedBefore:
-    """What earlier calls have saved in a folder, with the same model.
+    """What is in a folder of results of the same model.
 
     Attributes:
-        run: Their run; None where there is none, or one of another model or of a command, which the
-            next call replaces.
-        photos: Its photos, by their samples.
-        targets: What each result explains, by its sample and method.
+        run: The run that `save` wrote, to which the next call adds; None where there is none, or
+            that of a command, which the next call replaces.
+        photos: The photos of `run`, by their samples.
+        rows: All results, by their sample and method.
 
     Examples:
         >>> from vision_attn.runs.saved import SavedBefore
@@ -76,28 +84,37 @@ class SavedBefore:
 
     run: RunFile | None = None
     photos: dict[str, SavedPhoto] = field(default_factory=dict)
-    targets: dict[tuple[str, str], tuple[object, ...]] = field(default_factory=dict)
+    rows: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path, model: Model) -> "SavedBefore":
-        """Read what is there. What is damaged or not finished counts as nothing."""
+        """Read what is there, also where a call has failed midway; damaged it counts as nothing."""
         try:
-            results = open_results(folder)
+            run = read_run(folder)
+            results = None if run is None else SavedResults(folder, run)
         except ValueError:
             return cls()
-        about = json.loads(json.dumps(about_model(model) | {"saved": True}))
+        if results is None:
+            return cls()
+        about = json.loads(json.dumps(about_model(model)))
         with results:
-            kept = results.about
-            if any(kept.get(name) != about[name] for name in about if name not in APART):
+            same = all(results.about.get(name) == about[name] for name in about if name != "from")
+            saved = results.about.get("saved")  # nothing says so of a command's weights
+            if not same or saved not in (None, _number(model)):
                 return cls()
-            photos: dict[str, SavedPhoto] = {}
-            targets: dict[tuple[str, str], tuple[object, ...]] = {}
-            for place, row in enumerate(results):
-                sample, method = row["file"], results.method(place)
-                stem = row["picture"].removesuffix(f".{label(method)}.png")
-                photos[sample] = SavedPhoto(sample, stem, results.content(place))
-                targets[sample, method] = _target(row)
-            return cls(results.run, photos, targets)
+            keys = [(row["file"], results.method(place)) for place, row in enumerate(results)]
+            rows = dict(zip(keys, results, strict=True))
+            if saved is None:
+                return cls(rows=rows)
+            photos = {
+                sample: SavedPhoto(
+                    sample,
+                    rows[sample, method]["picture"].removesuffix(f".{label(method)}.png"),
+                    results.content(place),
+                )
+                for place, (sample, method) in enumerate(keys)
+            }
+            return cls(results.run, photos, rows)
 
     def place(self, folder: Path, explained: Sequence[ExplainedPhoto]) -> list[SavedPhoto]:
         """Name each photo: as it was if it was saved before, else as no other there is."""
@@ -152,31 +169,52 @@ class SavedBefore:
             for photo, (one, records) in zip(photos, explained, strict=True)
             for row in explained_rows(one, records, columns, photo.content, keeps=False)
         ]
-        methods = list(self.run.about["asked"]["methods"]) if self.run else []
-        samples = [*self.run.samples, *names] if self.run else names
-        keys = [*(self.run.columns if self.run else ()), *(column.key for column in columns)]
-        asked = {"save": "pictures", "methods": list(dict.fromkeys([*methods, *explainers]))}
-        about = about_model(model) | {"saved": True, "asked": asked, "films": []}
-        run = RunFile(about, list(dict.fromkeys(samples)), columns=tuple(dict.fromkeys(keys)))
+        run = self._with(model, names, list(explainers), [column.key for column in columns])
+        new = {(row.sample, row.column.method): {"file": row.sample} | row.record for row in rows}
+        lost = new if self.run else self.rows  # may be replaced by something else
         replaced = Counter(
-            row.column.method
-            for row in rows
-            if self.targets.get((row.sample, row.column.method), _target(row.record))
-            != _target(row.record)
+            method
+            for sample, method in lost
+            if _target(self.rows.get((sample, method)))
+            not in (None, _target(new.get((sample, method))))
         )
-        with Store(folder, wanted=columns, keeps_others=self.run is not None) as store:
-            replaced.update({name: count for name, count in store.replaced.items() if name})
-            for column in columns:
-                store.forget(column, sample_numbers(names))
-            store.add(rows)
-            store.finish(run.number)
-        write_run(folder, run)
+        every = (self.rows if self.run else {}) | new
+        keys = product(run.samples, run.about["asked"]["methods"])
+        with replacing(folder / "results.jsonl") as beside:
+            text = "".join(as_line(every[key]) for key in keys if key in every)
+            beside.write_bytes(text.encode(errors="replace"))
+            with Store(folder, wanted=columns, keeps_others=self.run is not None) as store:
+                if not self.rows:  # of another model
+                    replaced.update({name: n for name, n in store.replaced.items() if name})
+                for column in columns:
+                    store.forget(column, sample_numbers(names))
+                store.add(rows)
+                store.finish(run.number)
+            write_run(folder, run)
         return replaced
 
+    def _with(
+        self, model: Model, samples: list[str], methods: list[str], columns: list[int]
+    ) -> RunFile:
+        """The run, with samples and methods that are added."""
+        if self.run is not None:
+            samples = [*self.run.samples, *samples]
+            methods = [*self.run.about["asked"]["methods"], *methods]
+            columns = [*self.run.columns, *columns]
+        asked = {"save": "pictures", "methods": list(dict.fromkeys(methods))}
+        about = about_model(model) | {"saved": _number(model), "asked": asked, "films": []}
+        return RunFile(about, list(dict.fromkeys(samples)), columns=tuple(dict.fromkeys(columns)))
 
-def _target(record: dict[str, Any]) -> tuple[object, ...]:
-    """What a result explains."""
-    return tuple(record.get(name) for name in ("target", "target_index", "contrast_index"))
+
+def _number(model: Model) -> int:
+    """A number of all that maps depend on, the weights included."""
+    return digest(model_settings(model))
+
+
+def _target(row: dict[str, Any] | None) -> tuple[object, ...] | None:
+    """What a result explains; None where there is none."""
+    names = "target", "target_index", "contrast_index"
+    return None if row is None else tuple(row.get(name) for name in names)
 
 
 def _content(one: ExplainedPhoto) -> int:

@@ -194,7 +194,7 @@ def gallery(
     check_apart(folder, files, photos)
     with claimed(folder, shard), Bar() if progress is None else progress as shown:
         found = None if masks is None else checked_masks(Path(masks), files, photos)
-        request.say_unlabelled(files)
+        request.say_of_target(files)
         for problem in problems + without_frames + ([] if found is None else found.problems):
             shown.problem(problem)
         of_page = page and save == "pictures"

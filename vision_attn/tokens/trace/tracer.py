@@ -386,7 +386,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
     ) -> Any:
         """Label a tensor of which a part was written over, where no content says which part."""
         source = WRITTEN[name]
-        where = tensors([x for place, x in enumerate(args) if place not in (0, source)])
+        where = tensors([x for index, x in enumerate(args) if index not in (0, source)])
         if any(self._get(x) is not None for x in where):
             return self._mixed(args, out, "a choice of tokens by their content")
         if where and self._random:
@@ -395,9 +395,9 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         if adds or "reduce" in kwargs:
             return self._mixed(args, out, name)
         parts = list(args)
-        for place in (0, source):
-            is_tensor = isinstance(parts[place], Tensor)
-            parts[place] = self.origins_of(parts[place]) if is_tensor else NOTHING
+        for index in (0, source):
+            is_tensor = isinstance(parts[index], Tensor)
+            parts[index] = self.origins_of(parts[index]) if is_tensor else NOTHING
         parts[0] = parts[0].clone(memory_format=torch.contiguous_format)
         return Label(tight(func(*parts, **kwargs)))
 
