@@ -469,5 +469,5 @@ def test_a_method_that_shows_no_target_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     vit.explain([photos / "tiny.png"], ["Rollout", "GradCAM", "RandomMap"], **asked)
-    told = [line for line in caplog.messages if "whatever the target" in line]
-    assert told == ["Rollout: the same for every class, whatever the target"] * is_told
+    lines = [line for line in caplog.messages if "whatever the target" in line]
+    assert lines == ["Rollout: the same for every class, whatever the target"] * is_told

@@ -282,8 +282,7 @@ class Explanation:
         """Write what `vision-attn explain` writes into the folder.
 
         A picture and the raw map (.npy) for each method, a grid of several methods, and a line for
-        each method in results.jsonl. What was saved there before stays, as `Explanations.save`
-        says.
+        each method in results.jsonl. Results of other photos stay: see `Explanations.save`.
 
         Args:
             folder: Made if it is not there.
@@ -408,9 +407,9 @@ class Explanations(Sequence[Explanation]):
     def save(self, folder: str | PathLike[str], *, style: Style | None = None) -> Path:
         """Write what `vision-attn explain` writes into the folder, beside what was saved there.
 
-        Results of other photos stay where they were saved with the same model; of the same photo
-        and method, and those of another model or of a command, are replaced, and a warning says
-        so, unless they explain the same.
+        Results that the same model saved of other photos or methods stay. Those of the same photo
+        and method are replaced, and so is all that another model or a command left there; a warning
+        counts those that explained something else.
 
         Args:
             folder: Made if it is not there.

@@ -117,19 +117,19 @@ class SavedBefore:
             return cls(results.run, photos, rows)
 
     def place(self, folder: Path, explained: Sequence[ExplainedPhoto]) -> list[SavedPhoto]:
-        """Name each photo: as it was if it was saved before, else as no other there is."""
+        """Name each photo as it was named when it was saved before; a new one, as no other is."""
         samples: list[str] = []
-        contents = [_content(one) for one in explained]
-        for one, content in zip(explained, contents, strict=True):
-            sample, count = one.name, 1
+        contents = list(map(_content, explained))
+        for photo, content in zip(explained, contents, strict=True):
+            sample, count = photo.name, 1
             while sample in samples or self._is_another(sample, content):
                 count += 1
-                sample = f"{one.name} ({count})"
+                sample = f"{photo.name} ({count})"
             samples.append(sample)
         again = {name: self.photos[name].stem for name in samples if name in self.photos}
         new = [
-            Path(one.name if isfile(one.name) else name)
-            for one, name in zip(explained, samples, strict=True)
+            Path(photo.name if isfile(photo.name) else name)
+            for photo, name in zip(explained, samples, strict=True)
             if name not in again
         ]
         taken = [photo.stem for photo in self.photos.values()]
@@ -142,8 +142,8 @@ class SavedBefore:
 
     def _is_another(self, sample: str, content: int) -> bool:
         """Whether a name is that of another image; a file is one photo, whatever it holds."""
-        known = self.photos.get(sample)
-        return known is not None and not isfile(sample) and known.content != content
+        earlier = self.photos.get(sample)
+        return earlier is not None and not isfile(sample) and earlier.content != content
 
     def add(
         self,
@@ -217,8 +217,9 @@ def _target(row: dict[str, Any] | None) -> tuple[object, ...] | None:
     return None if row is None else tuple(row.get(name) for name in names)
 
 
-def _content(one: ExplainedPhoto) -> int:
-    if isfile(one.name):
-        return content_number(file_stamp(one.name), bytes_crc(one.name))
-    size = repr((one.photo.mode, one.photo.size)).encode()
-    return content_number(0, crc32(one.photo.tobytes(), crc32(size)))
+def _content(explained: ExplainedPhoto) -> int:
+    name, photo = explained.name, explained.photo
+    if isfile(name):
+        return content_number(file_stamp(name), bytes_crc(name))
+    size = repr((photo.mode, photo.size)).encode()
+    return content_number(0, crc32(photo.tobytes(), crc32(size)))

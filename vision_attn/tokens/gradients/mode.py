@@ -240,7 +240,7 @@ class HeldGradients(TorchFunctionMode, Tracking):
             for x in out if isinstance(out, tuple | list) else (out,):
                 self.mark(x, strength)
         elif func in IN_PLACE:
-            self.unmark(args[0])
+            self.unmark(args[0] if func is Tensor.__setitem__ else out)
 
     def _keep(self, level: int, out: Tensor, args: tuple[Any, ...]) -> Tensor:
         """Keep a value, so that what is done to it in place afterwards does not change it."""

@@ -296,7 +296,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         if name == "aten::constant_pad_nd" and first is not None:
             return first.moved(lambda ids: padded(ids, list(args[1])))
         if name in WRITTEN:
-            return self._written(func, name, args, kwargs, out)
+            return self._overwritten(func, name, args, kwargs, out)
         if (name in MOVED or func.is_view) and first is not None:
             indices = [x for x in tensors(args[1:]) if self._get(x) is not None]
             if name in CHOSEN and self._random:
@@ -381,7 +381,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         columns = columns or [None] * len(moved)
         return [Label(*each) for each in zip(moved, columns, strict=True)]
 
-    def _written(
+    def _overwritten(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> Any:
         """Label a tensor of which a part was written over, where no content says which part."""
