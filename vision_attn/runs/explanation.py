@@ -9,8 +9,8 @@
 Axes: h height, w width, k classes, H, W a photo's height and width.
 """
 
+import logging
 import os
-import warnings
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["Explanation", "Explanations", "Pictures"]
+
+log = logging.getLogger(__name__)
 
 PAGE_BYTES = 58_000  # of a photo on the page: all its pictures, and HTML_BYTES of text for each
 HTML_BYTES = 600
@@ -408,8 +410,8 @@ class Explanations(Sequence[Explanation]):
         """Write what `vision-attn explain` writes into the folder, beside what was saved there.
 
         Results that the same model saved of other photos or methods stay. Those of the same photo
-        and method are replaced, and so is all that another model or a command left there; a warning
-        counts those that explained something else.
+        and method are replaced, and so is all that another model or a command left there; a line of
+        the log counts those that explained something else.
 
         Args:
             folder: Made if it is not there.
@@ -438,7 +440,7 @@ class Explanations(Sequence[Explanation]):
                 written += entry.written
             replaced = before.add(pictures.folder, photos, records)
         if replaced:
-            warnings.warn(f"{pictures.folder}: {replaced_line(replaced)}", stacklevel=2)
+            log.warning("%s: %s", pictures.folder, replaced_line(replaced))
         return pictures.folder
 
     def _repr_html_(self) -> str:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from vision_attn.methods import LibraGradient
 from vision_attn.tokens.gradients.completeness import CountedGradients, account_of
 from vision_attn.tokens.gradients.graph import GraphMode, order_of
+from vision_attn.tokens.gradients.mode import HeldGradients
 from vision_attn.tokens.gradients.operations import unknown_operations
 
 
@@ -141,3 +142,17 @@ def test_a_networks_map_is_made_with_its_gap_and_a_warning() -> None:
     expected = held.abs() / torch.maximum(logit.abs(), size)
     assert maps.completeness_gap is not None
     torch.testing.assert_close(maps.completeness_gap, expected.detach(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("function", [torch.relu_, torch.nan_to_num_, torch.neg_])
+def test_an_in_place_function_takes_its_argument_by_name(function: Callable[..., Any]) -> None:
+    def gradient(change: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+        x = X.clone().requires_grad_()
+        with HeldGradients():
+            gate = torch.sigmoid(x @ Q)
+            change(gate)
+            out = (x * gate).sum()
+        return torch.autograd.grad(out, x)[0]
+
+    by_name = gradient(lambda gate: function(input=gate))
+    torch.testing.assert_close(by_name, gradient(function), rtol=0, atol=0)
