@@ -110,6 +110,25 @@ def test_a_damaged_exif_header_costs_nothing_but_the_turning(
     assert said or header != "no TIFF"
 
 
+@pytest.mark.parametrize("suffix", ["gif", "png", "webp", "tif"])
+def test_of_several_frames_the_first_is_read_and_a_line_says_so(
+    tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, alone = tmp_path / f"photo.{suffix}", tmp_path / f"alone.{suffix}"
+    options: dict[str, Any] = {"lossless": True} if suffix == "webp" else {}
+    frames = [photo(), photo().transpose(Image.Transpose.FLIP_TOP_BOTTOM)]
+    frames[0].save(path, save_all=True, append_images=frames[1:], **options)
+    frames[0].save(alone, **options)
+    read = [read_image(each) for each in (path, path, alone)]
+    expected = frames[0].quantize() if suffix == "gif" else frames[0]
+    np.testing.assert_allclose(
+        np.asarray(read[0], int), np.asarray(expected.convert("RGB"), int), atol=20
+    )
+    np.testing.assert_array_equal(np.asarray(read[0]), np.asarray(read[1]))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"{path}: it has several frames or pages: the first is read"]
+
+
 def test_what_is_read_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photo().save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0" + bytes(6))
     parsed = []

@@ -73,6 +73,8 @@ KINDS = {
     stat.S_IFBLK: "a device",
 }
 _PILLOW = Lock()
+# Formats of several frames or pages; what a phone's MPO holds beside its photo is no other photo.
+SEVERAL = frozenset({"GIF", "PNG", "WEBP", "TIFF", "AVIF"})
 TURNS = {  # by the orientation of EXIF
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -164,8 +166,8 @@ def read_image(
 ) -> Image.Image:
     """Read an image as RGB, 8 bits a channel, turned upright as its EXIF orientation says.
 
-    Transparent parts show white. Of an animation, the first frame. Nothing but the pixels is kept:
-    no EXIF, no colour profile.
+    Transparent parts show white. Of several frames or pages, the first, which a line says. Nothing
+    but the pixels is kept: no EXIF, no colour profile.
 
     Args:
         path: The file.
@@ -204,6 +206,8 @@ def _upright(
         if scale < 1:
             width, height = (ceil(scale * side) for side in image.size)
             image.draft(None, (width, height))  # JPEG alone; others stay as they are
+    if image.format in SEVERAL and getattr(image, "is_animated", False):
+        _say_first(name)
     stored = stored_as(image)
     _load(image)
     return _rgb(image, stored, name, value_range)
@@ -323,6 +327,12 @@ def _turn(image: Image.Image, name: str) -> Image.Transpose | None:
     except Exception as error:  # of a damaged header, whatever its type
         _say_damaged(name, reason(error))
         return None
+
+
+@lru_cache(4096)
+def _say_first(name: str) -> None:
+    """Say it once, however often the photo is read."""
+    log.warning("%s: it has several frames or pages: the first is read", name)
 
 
 @lru_cache(4096)

@@ -274,7 +274,7 @@ def test_lists_of_files_and_images(model: Model, tmp_path: Path) -> None:
         ({"methods": "Rolout"}, "unknown method 'Rolout' (did you mean 'Rollout'?)"),
         ({"methods": "ChannelGates"}, "ChannelGates does not fit this model"),
         ({"images": "plantd"}, "no data 'plantd': did you mean planted"),
-        ({"images": []}, "expected at least one image to score, got an empty list"),
+        ({"images": []}, "expected at least one image, got an empty list"),
         (
             {"images": ["gone.png"]},
             "a list of files: nothing could be scored: gone.png: no such file: check the path",

@@ -271,7 +271,7 @@ class PhotoSamples(Samples):
     def __init__(self, model: Model, photos: Sequence[str | PathLike[str] | Image]):
         super().__init__(model)
         if not photos:
-            raise ValueError("expected at least one image to score, got an empty list")
+            raise ValueError("expected at least one image, got an empty list")
         self.photos = photos
         self.names = [
             f"image {place}" if isinstance(photo, Image) else fspath(photo)
