@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from vision_attn.arguments import checked
+from vision_attn.compat.torch_private import CHILDREN
 from vision_attn.errors import quoted
 from vision_attn.tokens.modules import network_of
 from vision_attn.types import Model, Pool, TokenLayout
@@ -18,6 +19,9 @@ __all__ = ["coarser", "layout_of", "patch_at", "tokens_of_pool"]
 Size = tuple[int, int]
 
 TIMM_POOLS: dict[str, Pool] = {"token": "cls", "avg": "mean", "map": "attention"}
+
+# Attributes without one of which no module is of a known kind.
+TELLING = "layout", "patch_embed", "embeds", "stem", "conv_proj", "features", "config"
 
 # Hugging Face's config.model_type: prefix tokens before the registers, what the classifier reads.
 HUGGING_FACE: dict[str, tuple[int, Pool]] = {
@@ -61,7 +65,7 @@ def layout_of(network: nn.Module | Model, image_size: tuple[int, int]) -> TokenL
         (1, (2, 2), 'cls')
     """
     network = network_of(network)
-    for module in network.modules():
+    for module in filter(_may_tell, network.modules()):
         for finder in (_own, _timm, _timm_levit, _torchvision, _hugging_face):
             layout = finder(module, image_size)
             if layout is not None:
@@ -92,6 +96,15 @@ def coarser(layout: TokenLayout, tokens: int) -> tuple[int, int]:
             f"{tokens} tokens are not a coarser grid of {layout.grid[0]}x{layout.grid[1]}"
         )
     return h, w
+
+
+def _may_tell(module: nn.Module) -> bool:
+    """Whether a module has a name that a finder asks for: to ask in vain takes torch long."""
+    kind, own = type(module), vars(module)
+    if kind.__getattr__ is not nn.Module.__getattr__:
+        return True
+    held = own.keys() | own[CHILDREN].keys()
+    return not held.isdisjoint(TELLING) or any(hasattr(kind, name) for name in TELLING)
 
 
 def _own(module: Any, image_size: Size) -> TokenLayout | None:

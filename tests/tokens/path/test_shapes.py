@@ -221,6 +221,9 @@ def last(*shape: Any) -> torch.Tensor:
     return drawn(*shape).contiguous(memory_format=torch.channels_last)
 
 
+MEANS: list[list[Any]] = [
+    [[2, 3]], [[2, 3], True], [[-1, 1]], [[0], True], [None], [None, True], [[]],
+]  # fmt: skip
 CALLS = [
     ("mm", drawn(7, 3), drawn(3, 5)),
     ("mm", drawn(3, 7).T, drawn(5, 3).T),
@@ -253,6 +256,7 @@ CALLS = [
         for call in (
             ("constant_pad_nd", x, [1, 2], 0.0),
             ("constant_pad_nd", x, [0, 3, 1, 2, 5, 0]),
+            ("constant_pad_nd", x, [0, 0, 0, 0]),
             ("native_batch_norm", x, *[drawn(x.shape[1]).abs()] * 4, False, 0.1, 1e-5),
             ("avg_pool2d", x, [1]),
         )
@@ -266,7 +270,20 @@ CALLS = [
     ("gelu", drawn(2, 7, 5)),
     ("add", drawn(2, 7, 5), drawn(5)),
     ("mul", last(2, 3, 5, 7), drawn(2, 3, 1, 1)),
+    *(
+        ("mul", x, 0.5)
+        for x in (
+            drawn(3, 2, 7, 5)[1].mT,
+            drawn(2, 7, 3, 11, 5).permute(2, 0, 3, 1, 4).unbind(0)[1],
+            drawn(2, 3, 5, 7)[:, 1:, ::2, 3:],
+            drawn(7, 1, 5, 1).permute(1, 2, 3, 0),
+            drawn(2, 11)[0, ::2],
+        )
+    ),
+    *(("mean", drawn(2, 3, 5, 7), *how) for how in MEANS),
+    ("mean", drawn(2, 3, 1, 7, dtype=torch.float64), [-2, -1]),
 ]
+OVERLOADS = {"add": "Tensor", "mul": "Tensor", "mean": "dim"}
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
@@ -275,7 +292,7 @@ def test_a_rule_gives_what_torchs_kernel_gives(
 ) -> None:
     name, *args = call
     packet = getattr(torch.ops.aten, name)
-    func = packet.Tensor if name in ("add", "mul") else packet.default
+    func = getattr(packet, OVERLOADS.get(name, "default"))
     found: Any = geometry_of(func, tuple(args), {})
     out = func(*args)
     many = out if isinstance(out, tuple) else (out,)
@@ -306,12 +323,16 @@ def test_a_copy_is_laid_out_as_torch_does(memory_format: torch.memory_format | N
         ("avg_pool2d", drawn(2, 3, 7, 7), [2], [2], [0], True),
         ("avg_pool2d", drawn(3, 7, 7), [2]),
         ("native_batch_norm", drawn(2, 3, 5), *[drawn(3).abs()] * 4, True, 0.1, 1e-5),
+        ("mean", last(2, 3, 5, 7), [1]),
+        ("mul", drawn(5, 1).expand(5, 3), 0.5),
+        ("mul", drawn(5).as_strided((2, 2), (1, 1)), 0.5),
     ],
     ids=lambda call: call[0],
 )
 def test_what_no_rule_is_sure_of_has_to_run(call: Any) -> None:
     name, *args = call
-    assert geometry_of(getattr(torch.ops.aten, name).default, tuple(args), {}) is None
+    func = getattr(getattr(torch.ops.aten, name), OVERLOADS.get(name, "default"))
+    assert geometry_of(func, tuple(args), {}) is None
 
 
 def test_every_rule_is_compared() -> None:

@@ -35,7 +35,7 @@ def copies_joined(chain: Chain) -> Chain:
         >>> joined.tokens, joined.reads.tolist()
         (2, [1.0, 0.0])
     """
-    if not _regroups(chain):
+    if not _may_copy(chain):
         return chain
     labels = [*range(chain.links[0].before)]
     for _, _, after in labelled(chain.links):
@@ -91,7 +91,7 @@ def of_one_call(chain: Chain, layer: int) -> Chain:
         >>> of_one_call(chain, layer=1) is chain  # no call is beside another
         True
     """
-    if not _regroups(chain):
+    if not _may_copy(chain):
         return chain
     links: list[Link] = []
     went = [False] * chain.links[0].before  # through this call
@@ -193,8 +193,10 @@ def made_of(groups: Sequence[Members], layer: int, before: int) -> Regroup:
     return Regroup(layer, before, new_ids, of, parts)
 
 
-def _regroups(chain: Chain) -> bool:
-    return any(isinstance(link, Regroup) for link in chain.links)
+def _may_copy(chain: Chain) -> bool:
+    """Whether a token goes into several others somewhere, without which there are no copies."""
+    regroups = [link for link in chain.links if isinstance(link, Regroup)]
+    return any(len(link.of.unique()) < len(link.of) for link in regroups)
 
 
 def _by_label(members: Members, labels: Sequence[int]) -> list[Members]:

@@ -16,6 +16,7 @@ from vision_attn.types import Pool, TokenLayout
 __all__ = [
     "Places",
     "grid_of",
+    "in_order",
     "in_steps",
     "layout_found",
     "places_of",
@@ -89,9 +90,8 @@ def places_of(origins: Origins, of_tokens: Tensor, size: tuple[int, int]) -> Pla
         if not apart:
             continue
         boxes, centres = boxes[0, :, :4], origins.centres(ids[0]).mean(1)
-        patches = [token for token, box in enumerate(boxes.tolist()) if box[2] >= 0]
-        spots = rounded(centres)
-        patches.sort(key=lambda token: spots[token])
+        on_image = (boxes[:, 2] >= 0).tolist()
+        patches = [token for token in in_order(centres) if on_image[token]]
         boxes, centres = boxes[patches], centres[patches]
         grid = grid_of(boxes, centres, patches)[0]
         if grid is None:
@@ -114,8 +114,8 @@ def layout_found(
     """
     first = links[0].before
     boxes = boxes[:first]
-    beside = [token for token, box in enumerate(boxes.tolist()) if box[2] < 0]
-    patches = [token for token in range(first) if token not in set(beside)]
+    on_image = boxes[:, 2] >= 0
+    patches, beside = (each.nonzero()[:, 0].tolist() for each in (on_image, ~on_image))
     grid, patch = grid_of(boxes[patches], centres[patches], [ranks[token] for token in patches])
     hint: TokenLayout | None = None
     with suppress(ValueError):
@@ -198,8 +198,9 @@ def patch_of(boxes: Tensor) -> tuple[int, int] | None:
     for axis in (0, 1):
         if boxes.shape[axis] > 2:
             inside = inside.narrow(axis, 1, boxes.shape[axis] - 2)
-    sizes = (inside[..., :2] + inside[..., 2:] + 1).flatten(0, 1).unique(dim=0)
-    return (int(sizes[0, 0]), int(sizes[0, 1])) if len(sizes) == 1 else None
+    sizes = inside[..., :2] + inside[..., 2:] + 1
+    h, w = sizes[0, 0].tolist()
+    return (h, w) if bool((sizes == sizes[0, 0]).all()) else None
 
 
 def product_of(rows: Tensor, columns: Tensor) -> tuple[int, int] | None:
@@ -282,6 +283,21 @@ def rows_apart(centres: Tensor) -> tuple[tuple[int, int], list[int]] | None:
 def rounded(centres: Tensor) -> list[tuple[int, int]]:
     """Round places (n 2) to billionths of a pixel, in which equal ones are equal; -1: nowhere."""
     return [(y, x) for y, x in _billionths(centres).tolist()]
+
+
+def in_order(centres: Tensor) -> list[int]:
+    """Sort places (n 2) by rows, then columns; equal ones, when rounded, stay in their order.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.path.places import in_order
+        >>> in_order(torch.tensor([[1.0, 0.5], [0.5, 2.0], [1.0, 0.5], [0.5, 1.0]]))
+        [3, 1, 0, 2]
+    """
+    y, x = _billionths(centres).unbind(1)
+    order = x.argsort(stable=True)
+    by_rows: list[int] = order[y[order].argsort(stable=True)].tolist()
+    return by_rows
 
 
 def _billionths(centres: Tensor) -> Tensor:

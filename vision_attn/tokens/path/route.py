@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from vision_attn.tokens.path.places import grid_of, rounded, rows_apart
+from vision_attn.tokens.path.places import grid_of, in_order, rows_apart
 from vision_attn.tokens.path.traced import TracedRun
 from vision_attn.tokens.trace.origins import Origins
 
@@ -93,8 +93,7 @@ class Route:
 
     def by_centre(self, ids: Sequence[int]) -> list[int]:
         """Sort origins by rounded centres; those of one centre stay in their order."""
-        centres = rounded(self.origins.centres(list(ids)))
-        return [ids[index] for index in sorted(range(len(ids)), key=centres.__getitem__)]
+        return [ids[index] for index in in_order(self.origins.centres(list(ids)))]
 
     def in_rows(self, patches: Sequence[int]) -> list[int]:
         """Sort origins of patches row by row."""

@@ -106,8 +106,13 @@ class TracedRun:
         for index, call in tracer.calls.items():
             if index < len(calls):
                 self.owner |= dict.fromkeys(call.outputs.flatten().tolist(), index)
-        added = (self.origins.residual & ~self.origins.output).nonzero()[:, 0].tolist()
-        beside = [each for origin in added for each in self.origins.branches(origin, self.query_of)]
+        count = self.origins.count
+        added = self.origins.residual[:count] & ~self.origins.output[:count]
+        beside = [
+            branch
+            for origin in added.nonzero()[:, 0].tolist()
+            for branch in self.origins.branches(origin, self.query_of)
+        ]
         self.origins.residual[beside] = True  # of branches side by side
         logits = only_tensor(out)
         self.read: list[int] | None = None
@@ -126,7 +131,7 @@ class TracedRun:
     @cached_property
     def query_of(self) -> list[int]:
         """`query` of the origins as a list: to take numbers from a tensor one by one is slow."""
-        queries: list[int] = self.origins.query.tolist()
+        queries: list[int] = self.origins.query[: self.origins.count].tolist()
         return queries
 
     @cached_property
@@ -184,20 +189,18 @@ class TracedRun:
         assert traced is not None
         name = self.name(index)
         every = torch.cat([traced.queries, traced.keys], 1)
-        inside = self.origins.box[every][..., 4:].amax(1) >= 0  # lead, image
+        inside = self.origins.box[:, 4:][every].amax(1) >= 0  # lead, image
         if inside.all(1).any():
             raise UnknownPathError(f"{name} mixes the images of a batch")
         count = len(every)
-        first = [lead for lead in range(count) if not inside[lead, 1]]
         half, images_first = count // 2, True
         if count % 2 == 0 and not inside[:half, 1].any() and not inside[half:, 0].any():
-            first = list(range(half))
+            first = slice(half)
         elif count % 2 == 0 and not inside[::2, 1].any() and not inside[1::2, 0].any():
-            first, images_first = list(range(0, count, 2)), False
+            first, images_first = slice(0, count, 2), False
         else:
             raise UnknownPathError(f"{name} has a batch of {count} for 2 images")
-        keys, queries = traced.keys[first], traced.queries[first]
-        outputs = traced.outputs[first]
+        keys, outputs = traced.keys[first], traced.outputs[first]
         queries = self.origins.query[outputs]  # also those that are no tokens, but added to one
         if traced.apart > 1:
             raise UnknownPathError(
@@ -208,7 +211,7 @@ class TracedRun:
         windows, heads = order.shape
         if heads > 1 and not queries.any():
             raise UnknownPathError(
-                f"{name} has {len(first)} heads or windows whose queries are not tokens: where "
+                f"{name} has {len(keys)} heads or windows whose queries are not tokens: where "
                 "each is read is not known"
             )
         self.aliases |= first_heads(outputs[order])
@@ -245,10 +248,13 @@ def windows_of(rows: Tensor) -> Tensor:
         >>> windows_of(torch.tensor([[5, 6], [3, 4], [5, 6], [3, 4]])).tolist()
         [[0, 2], [1, 3]]
     """
+    each = torch.arange(len(rows), device="cpu")[:, None]
+    if len(rows[:, 0].unique()) == len(rows):
+        return each
     window = rows.unique(dim=0, return_inverse=True)[1]
     counts = window.bincount()
     if len(counts.unique()) > 1:  # of padding alone, say
-        return torch.arange(len(rows), device="cpu")[:, None]
+        return each
     order = window.argsort(stable=True).view(len(counts), -1)
     by_first: Tensor = order[order[:, 0].argsort()]
     return by_first
@@ -256,8 +262,9 @@ def windows_of(rows: Tensor) -> Tensor:
 
 def first_heads(outputs: Tensor) -> dict[int, int]:
     """Map the outputs (window head i) of each head but the first to the first head's."""
-    first = outputs[:, :1].expand_as(outputs)
-    pairs = zip(outputs.flatten().tolist(), first.flatten().tolist(), strict=True)
+    others = outputs[:, 1:]
+    first = outputs[:, :1].expand_as(others)
+    pairs = zip(others.flatten().tolist(), first.flatten().tolist(), strict=True)
     return {output: own for output, own in pairs if output != own}
 
 

@@ -18,9 +18,9 @@ Axes: n tokens, i queries, j keys.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from itertools import chain, repeat
 
 import torch
 from torch import Tensor
@@ -29,26 +29,13 @@ from vision_attn.tokens.path.chain import Attention, Regroup
 from vision_attn.tokens.path.places import rounded
 from vision_attn.tokens.path.route import Route
 from vision_attn.tokens.path.traced import UnknownPathError
-from vision_attn.tokens.trace.origins import Origins
+from vision_attn.tokens.trace.origins import NOTHING, Origins
 
-__all__ = ["State", "Token", "Walk", "order_at_first", "walk_calls"]
+__all__ = ["State", "Walk", "order_at_first", "walk_calls"]
 
 FAR = 50  # origins that are looked through for tokens that went into others
 
 Parts = dict[int, float]  # tokens of a state by their index, each with its part of the whole
-
-
-class Token(NamedTuple):
-    """A token of a state: its origin, and that of the token with which its place began.
-
-    Examples:
-        >>> from vision_attn.tokens.path.walk import Token
-        >>> Token(origin=7, root=3).root
-        3
-    """
-
-    origin: int
-    root: int
 
 
 @dataclass(frozen=True)
@@ -56,6 +43,8 @@ class State:
     """The tokens between two calls, and what the walk has written so far.
 
     Attributes:
+        origins: The origin of each token.
+        roots: The origin of the token with which the place of each began.
         index: The index of each origin among the tokens.
         sources: The origins of the tokens ahead of the first link.
         streams: Of each of them 0, or 1 if it joined after a link was written.
@@ -70,7 +59,8 @@ class State:
         {5: 0, 3: 1}
     """
 
-    tokens: Sequence[Token]
+    origins: Sequence[int]
+    roots: Sequence[int]
     index: Mapping[int, int]
     sources: list[int]
     streams: list[int]
@@ -83,12 +73,13 @@ class State:
     @classmethod
     def of(cls, origins: Sequence[int]) -> "State":
         """Begin with these sources."""
-        return cls([], {}, list(origins), [0] * len(origins)).appended(origins)
+        return cls([], [], {}, list(origins), [0] * len(origins)).appended(origins)
 
-    def appended(self, origins: Iterable[int]) -> "State":
+    def appended(self, more: Sequence[int]) -> "State":
         """Let tokens of these origins follow the others."""
-        tokens = [*self.tokens, *(Token(origin, origin) for origin in origins)]
-        return replace(self, tokens=tokens, index=index_of(tokens))
+        origins = [*self.origins, *more]
+        roots = [*self.roots, *more]
+        return replace(self, origins=origins, roots=roots, index=index_of(origins))
 
 
 @dataclass(frozen=True)
@@ -145,6 +136,8 @@ class Walk:
 
         None where there are none.
         """
+        if not any(self.streams):
+            return None
         origins, sources = self.route.origins, list(self.sources)
         centres = rounded(origins.centres(sources))
         boxes = origins.box[sources, :4].tolist()
@@ -194,7 +187,7 @@ def walk_calls(route: Route) -> Walk:
     if route.sources is None:
         order = order or order_by_rows(route, state)
     return Walk(
-        route, state.links, state.sources, state.streams, len(state.tokens), reads, read_by,
+        route, state.links, state.sources, state.streams, len(state.origins), reads, read_by,
         bypassed, state.copied, order,
     )  # fmt: skip
 
@@ -286,7 +279,7 @@ def copy_tokens(state: State, layer: int, replaced: Sequence[int]) -> State:
     each adds a half.
     """
     since = min(state.link_of[state.replaced_by[origin]] for origin in replaced)
-    count = len(state.tokens)
+    count = len(state.origins)
     outputs = torch.arange(count + len(replaced), device="cpu")
     copied = indices([state.former_index[origin] for origin in replaced])
     link = Regroup(
@@ -338,17 +331,18 @@ def rename_tokens(
 ) -> tuple[State, list[int]]:
     """Let origins that are one token each, its heads joined, keep its place; list the others."""
     others, wanted = [], set(composed)
-    tokens, index = list(state.tokens), dict(state.index)
-    renamed = replace(state, tokens=tokens, index=index)
+    route.origins.list_members(wanted)
+    origins, index = list(state.origins), dict(state.index)
+    renamed = replace(state, origins=origins, index=index)
     for origin in composed:
         (position, part), *more = parts_of(route, renamed, origin, call, parts_by_origin).items()
-        token = tokens[position]
-        gone = token.origin not in wanted and not route.lives_until(token.origin, call)
+        token = origins[position]
+        gone = token not in wanted and not route.lives_until(token, call)
         if more or part < 1 or not gone:
             others.append(origin)
             continue
-        del index[token.origin]
-        index[origin], tokens[position] = position, Token(origin, token.root)
+        del index[token]
+        index[origin], origins[position] = position, origin
     return renamed, others
 
 
@@ -362,9 +356,7 @@ def regroup_tokens(
 ) -> State:
     """Make tokens of others between two calls; those that are read again wait ahead of them."""
     waiting = [
-        position
-        for position, token in enumerate(state.tokens)
-        if route.lives_until(token.origin, call)
+        position for position, origin in enumerate(state.origins) if route.lives_until(origin, call)
     ]
     uses: Counter[int] = Counter()
     for origin in composed:
@@ -378,13 +370,13 @@ def regroup_tokens(
         pairs += [(new, position, part) for position, part in parts_by_origin[origin].items()]
     after, ahead, shares = zip(*pairs, strict=True)
     part = torch.tensor(shares, dtype=torch.float64, device="cpu")
-    link = Regroup(max(0, layer - 1), len(state.tokens), indices(after), indices(ahead), part)
-    tokens = [state.tokens[position] for position in waiting] + [
-        Token(origin, origin) for origin in new_origins
-    ]
+    link = Regroup(max(0, layer - 1), len(state.origins), indices(after), indices(ahead), part)
+    origins = [*(state.origins[position] for position in waiting), *new_origins]
+    roots = [*(state.roots[position] for position in waiting), *new_origins]
     return replace(
-        state, tokens=tokens, index=index_of(tokens), links=[*state.links, link], former_index={}
-    )
+        state, origins=origins, roots=roots, index=index_of(origins), links=[*state.links, link],
+        former_index={},
+    )  # fmt: skip
 
 
 def parts_of(
@@ -444,25 +436,27 @@ def reader_of(route: Route, call: int | None) -> str:
 
 def take_call(route: Route, state: State, layer: int, call: int) -> State:
     """Write the link of a call whose tokens have joined, and the tokens after it."""
-    run, count = route.run, len(state.tokens)
+    run, count = route.run, len(state.origins)
     queries, keys = run.queries[call], run.keys[call]
     refuse_repeats(route, call)
     patches: list[int] | None = None
     if len(keys) == 1:
         patches = (route.origins.box[keys[0], 2] >= 0).nonzero()[:, 0].tolist()
         patches = None if len(patches) == len(keys[0]) else patches
-    of_queries = [[state.index.get(origin, count) for origin in row] for row in queries]
-    of_keys = [[state.index[origin] if origin else count for origin in row] for row in keys]
+    index = {**state.index, NOTHING: count}
+    of_keys = indices([list(map(index.__getitem__, row)) for row in keys])
+    of_queries = of_keys
+    if queries != keys:
+        of_queries = indices([list(map(index.get, row, repeat(count))) for row in queries])
     link = Attention(
-        layer, count, indices(of_queries), indices(of_keys), patches=patches,
-        foreign=call in route.origins.foreign,
-    )  # fmt: skip
+        layer, count, of_queries, of_keys, patches=patches, foreign=call in route.origins.foreign
+    )
     if call not in route.joining:
         return add_outputs(route, state, call, link)
     state = replace_queries(route, state, call, link)
-    origins = [origin for row in queries for origin in row]
-    read = zip(origins, run.read_of[origins].tolist(), strict=True)
-    again = [origin for origin, is_read in read if is_read and origin in state.former_index]
+    origins = indices(queries).flatten()
+    read = origins[run.read_of[origins]].tolist()
+    again = [origin for origin in read if origin in state.former_index]
     return copy_tokens(state, layer, again) if again else state  # the classifier reads both
 
 
@@ -471,8 +465,10 @@ def refuse_repeats(route: Route, call: int) -> None:
     run, name = route.run, route.run.name(call)
     for kind, rows in (("keys", run.keys[call]), ("queries", run.queries[call])):
         for row in rows:
+            distinct = len({*row} - {NOTHING})
+            if distinct == len(row):
+                continue
             origins = [origin for origin in row if origin]
-            distinct = len(set(origins))
             if distinct == 1 < len(origins) and kind == "queries" and len(rows) > 1:
                 raise UnknownPathError(
                     f"one token alone gives the weights of {len(origins)} queries of {name} "
@@ -508,24 +504,22 @@ def operation_behind(origins: Origins, ids: Sequence[int]) -> str | None:
 
 def replace_queries(route: Route, state: State, call: int, link: Attention) -> State:
     """Let the outputs of a call be the tokens that its queries were."""
-    outputs = [origin for row in route.run.outputs[call] for origin in row]
-    pairs = [
-        (position, output)
-        for position, output in zip(link.queries.flatten().tolist(), outputs, strict=True)
-        if position < link.before
-    ]
-    if len({position for position, _ in pairs}) != len(pairs):
+    positions = link.queries.flatten().tolist()
+    outputs = chain.from_iterable(route.run.outputs[call])
+    joined = dict(zip(positions, outputs, strict=True))
+    joined.pop(link.before, None)  # padding
+    if len(joined) != len(positions) - positions.count(link.before):
         raise UnknownPathError(
             f"{route.run.name(call)} has one token as a query in several windows"
         )
-    tokens = list(state.tokens)
-    for position, output in pairs:
-        tokens[position] = Token(output, tokens[position].root)
-    changed = {state.tokens[position].origin: position for position, _ in pairs}
+    origins = list(state.origins)
+    for position, output in joined.items():
+        origins[position] = output
+    changed = {state.origins[position]: position for position in joined}
     return replace(
         state,
-        tokens=tokens,
-        index=index_of(tokens),
+        origins=origins,
+        index=index_of(origins),
         links=[*state.links, link],
         replaced_by={**state.replaced_by, **dict.fromkeys(changed, call)},
         former_index={**state.former_index, **changed},
@@ -537,17 +531,16 @@ def add_outputs(route: Route, state: State, call: int, link: Attention) -> State
     """Let the outputs of a call be new tokens; the others live on if something reads them."""
     outputs = route.run.outputs[call]
     alive = any(
-        route.lives_until(token.origin, call + 1) or route.run.read_of[token.origin]
-        for token in state.tokens
+        route.lives_until(origin, call + 1) or route.run.read_of[origin] for origin in state.origins
     )
     flat = [origin for row in outputs for origin in row]
     start = link.before if alive else 0
     new = torch.arange(start, start + len(flat), device="cpu").view(len(outputs), -1)
     links = [*state.links, replace(link, new=new, kept=alive)]
     if not alive:
-        replaced = {token.origin: call for token in state.tokens}
+        replaced = dict.fromkeys(state.origins, call)
         state = replace(
-            state, tokens=[], index={}, former_index={},
+            state, origins=[], roots=[], index={}, former_index={},
             replaced_by={**state.replaced_by, **replaced},
         )  # fmt: skip
     return replace(state.appended(flat), links=links)
@@ -566,7 +559,7 @@ def read_logits(route: Route, state: State) -> tuple[Tensor | None, frozenset[st
         return None, frozenset(), False
     parts_by_origin: dict[int, Parts] = {}
     of_logits = [parts_of(route, state, origin, None, parts_by_origin) for origin in run.read]
-    reads = torch.zeros(len(state.tokens), dtype=torch.float64, device="cpu")
+    reads = torch.zeros(len(state.origins), dtype=torch.float64, device="cpu")
     for parts in of_logits:
         for position, part in parts.items():
             reads[position] += part / len(of_logits)
@@ -619,7 +612,7 @@ def order_by_call(
     keys = route.run.keys[call]
     as_taken = route.by_centre(sources)
     if len(keys) == 1:
-        as_taken = [state.tokens[state.index[origin]].root for origin in keys[0] if origin]
+        as_taken = [state.roots[state.index[origin]] for origin in keys[0] if origin]
         if sorted(as_taken) != sorted(sources):
             return order
     elif layer > 0:
@@ -637,9 +630,9 @@ def order_by_rows(route: Route, state: State) -> list[int] | None:
     return [next(following) if origin in among else origin for origin in state.sources]
 
 
-def index_of(tokens: Sequence[Token]) -> dict[int, int]:
+def index_of(origins: Sequence[int]) -> dict[int, int]:
     """Map the origin of each token to its index."""
-    return {token.origin: position for position, token in enumerate(tokens)}
+    return dict(zip(origins, range(len(origins)), strict=True))
 
 
 def without(numbers: Mapping[int, int], keys: Sequence[int]) -> dict[int, int]:

@@ -115,22 +115,24 @@ class ChainWriter:
 
     def _write_end(self, reason: UnknownPathError) -> None:
         """Write the longest chain of the last calls; reason: why there is none of all."""
-        calls, begin, why = self.used, len(self.used), reason
-        for position in range(len(calls) - 1, -1, -1):
+        calls, begin, why, walk = self.used, len(self.used) - 1, reason, None
+        for position in reversed(range(len(calls))):
             self.used, self.begins = calls[position:], (calls[position], "")
             try:
                 self._write_chain()
             except UnknownPathError as error:
                 why = error
                 break
-            begin = position
-        if begin == len(calls):
-            begin, why, self.averages = len(calls) - 1, reason, True
+            begin, walk = position, self.walk
         self.used, self.begins = calls[begin:], (calls[begin], str(why))
-        try:
-            self._write_chain()
-        except UnknownPathError:
-            raise reason from None
+        if walk is not None:
+            self.walk = walk
+        else:
+            self.begins, self.averages = (calls[begin], str(reason)), True
+            try:
+                self._write_chain()
+            except UnknownPathError:
+                raise reason from None
         if set(calls[:begin]) - self.run.before(self.walk.sources)[0]:
             raise reason  # a call beside those of the chain, in no order with them
         if not self._on_one_grid():
@@ -174,7 +176,8 @@ class ChainWriter:
         )
 
     def _on_one_grid(self) -> bool:
-        shown = [origin for origin in self.walk.patches if origin not in set(self.aside)]
+        aside = set(self.aside)
+        shown = [origin for origin in self.walk.patches if origin not in aside]
         return self.walk.route.lie_on_a_grid(shown)
 
     def _choose_grid(self) -> None:
@@ -191,8 +194,9 @@ class ChainWriter:
         if len(grids) < 2 or not regular:
             return
         shown = max(regular, key=len)
-        patches = set(self.walk.patches)
-        beside = [origin for origin in self.walk.sources if origin not in patches]
-        aside = [origin for origin in self.walk.patches if origin not in set(shown)]
+        patches, on_grid = self.walk.patches, set(shown)
+        on_image = set(patches)
+        beside = [origin for origin in self.walk.sources if origin not in on_image]
+        aside = [origin for origin in patches if origin not in on_grid]
         self._walk_from([*beside, *shown, *aside])
         self.aside = aside

@@ -89,7 +89,11 @@ def pointwise(args: tuple[Any, ...]) -> ViewGeometry | None:
         return None
     first = max(operands, key=Tensor.numel)
     shape, stride = first.shape, first.stride()
-    if not first.is_floating_point() or not is_dense(first):
+    if not first.is_floating_point():
+        return None
+    if len(operands) == 1 and not is_dense(first):
+        return without_gaps(first)
+    if not is_dense(first):
         return None
     for x in operands:
         small = x.ndim < first.ndim or x.numel() < first.numel()
@@ -98,6 +102,16 @@ def pointwise(args: tuple[Any, ...]) -> ViewGeometry | None:
     if broadcast_shape(*[x.shape for x in operands]) != shape:
         return None
     return ViewGeometry(tuple(shape), stride, first.dtype)
+
+
+def without_gaps(x: Tensor) -> ViewGeometry | None:
+    """A tensor of its own without gaps, whose axes lie in the order of another's."""
+    steps = [step for step, n in zip(x.stride(), x.shape, strict=True) if n > 1]
+    if 0 in steps or len({*steps}) < len(steps) or not x.numel():
+        return None
+    axes = sorted(range(x.ndim), key=x.stride, reverse=True)
+    strides = dict(zip(axes, row_major([x.shape[axis] for axis in axes]), strict=True))
+    return ViewGeometry(tuple(x.shape), tuple([strides[axis] for axis in range(x.ndim)]), x.dtype)
 
 
 def is_dense(x: Tensor) -> bool:
@@ -194,8 +208,10 @@ def batch_norm(
 
 
 def padded(x: Tensor, around: Sequence[int], _: Any = 0) -> ViewGeometry | None:
-    if min(around) < 0 or not any(around) or not is_dense(x):
+    if min(around) < 0 or not is_dense(x):
         return None
+    if not any(around):
+        return same(x)
     shape = list(x.shape)
     for axis in range(len(around) // 2):
         shape[-1 - axis] += around[2 * axis] + around[2 * axis + 1]
@@ -219,6 +235,19 @@ def mean_pool(
     return laid_out(shape, x.dtype, [x]) if min(shape) > 0 else None
 
 
+def mean(
+    x: Tensor, axes: int | Sequence[int] | None = None, keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> ViewGeometry | None:  # fmt: skip
+    if not (x.is_contiguous() and x.is_floating_point() and dtype in (None, x.dtype)):
+        return None
+    axes = [axes] if isinstance(axes, int) else axes or range(x.ndim)
+    gone = {axis % x.ndim for axis in axes}
+    rest = [1 if axis in gone else n for axis, n in enumerate(x.shape)]
+    shape = rest if keepdim else [n for axis, n in enumerate(rest) if axis not in gone]
+    return whole(shape, x.dtype)
+
+
 CHANNELS_LAST = torch.channels_last
 POINTWISE = frozenset(
     {"aten::gelu", "aten::silu", "aten::hardswish", "aten::relu", "aten::sigmoid"}
@@ -235,6 +264,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::constant_pad_nd": padded,
     "aten::avg_pool2d": mean_pool,
     "aten::native_batch_norm": batch_norm,
+    "aten::mean": mean,
     "aten::_softmax": softmax,
     "aten::_safe_softmax": safe_softmax,
     "aten::_scaled_dot_product_flash_attention_for_cpu": flash_attention,

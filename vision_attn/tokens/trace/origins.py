@@ -1,17 +1,22 @@
 """Origins: numbers for where values come from, and what each was made of.
 
+Most are made by a few numbers at a time, and there NumPy takes a third of torch's time: so merges
+work on its arrays, with the members of an origin in a column.
+
 Axes: b batch, head, i queries, j keys, d width.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 __all__ = ["NOTHING", "NOWHERE", "CallOrigins", "NumberedHashes", "Origins"]
 
@@ -20,6 +25,8 @@ NOWHERE = -(2**30)
 FORMER = 4  # states of a key, by calls before it, that an output may be added to
 MANY = 16  # columns, among which it pays to look for copies
 DEDUPLICATED = 2**15  # rows of more elements are not compared with each other
+TABLES = "query", "output", "call", "residual", "box", "_centre"  # a row for each origin
+Whole = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -60,59 +67,51 @@ class Origins:
 
     def __init__(self) -> None:
         self.count = 1
-        self.query = torch.zeros(
-            64, dtype=torch.long, device="cpu"
-        )  # of an attention's output: its query
-        self.output = torch.zeros(64, dtype=torch.bool, device="cpu")  # of an attention
-        self.call = torch.full(
-            (64,), -1, dtype=torch.long, device="cpu"
-        )  # the last attention call that it went through
-        self.residual = torch.zeros(
-            64, dtype=torch.bool, device="cpu"
-        )  # whether its query was added to it
-        self.equal = torch.zeros(
-            64, dtype=torch.bool, device="cpu"
-        )  # whether its members count alike
+        self.query = zeros(64, dtype=np.int64)  # of an attention's output: its query
+        self.output = zeros(64, dtype=np.bool_)  # of an attention
+        self.call = zeros(64, dtype=np.int64)  # the last attention call that it went through, or -1
+        self.residual = zeros(64, dtype=np.bool_)  # whether its query was added to it
         # -top, -left, bottom, right in pixels, and in the first and the second image: at least 0
-        self.box = torch.full((64, 6), NOWHERE, dtype=torch.long, device="cpu")
+        self.box = zeros(64, 6, dtype=np.int32)
         # where it lies among others: the mean (row, column) of what it was made of, and 1; else 0
-        self._centre = torch.zeros(64, 3, dtype=torch.float64, device="cpu")
+        self._centre = zeros(64, 3, dtype=np.float64)
+        self.call[NOTHING], self.box[NOTHING] = -1, NOWHERE
         self.pixel_count = 0  # the first origins
         self.operation: dict[int, str] = {}  # what mixed the members of an origin
-        self.keys: dict[int, Tensor] = {}  # of each call
+        self.keys: dict[int, Whole] = {}  # of each call
         self.foreign: set[int] = set()  # calls whose queries are not what their outputs join
         self._first: list[int] = []
         self._end: list[int] = []  # one past the last of as many
         self._listed: dict[int, list[int]] = {}  # members that were asked for
-        self._members: list[Tensor] = []
+        self._members: list[Whole] = []
         self._known = NumberedHashes()  # by the hash of their members
 
     def new(self, count: int) -> Tensor:
         """Make `count` new origins without members (count,)."""
         first, self.count = self.count, self.count + count
         if self.count > len(self.query):
-            more = self.count + self.count // 4 + 1024 - len(self.query)
-            self.query = F.pad(self.query, (0, more))
-            self.call = F.pad(self.call, (0, more), value=-1)
-            flags = (self.residual, self.equal, self.output)
-            self.residual, self.equal, self.output = (F.pad(x, (0, more)) for x in flags)
-            self.box = F.pad(self.box, (0, 0, 0, more), value=NOWHERE)
-            self._centre = F.pad(self._centre, (0, 0, 0, more))
+            for name in TABLES:
+                table = getattr(self, name)
+                wider = zeros(2 * self.count, *table.shape[1:], dtype=table.numpy().dtype)
+                wider[:first] = table[:first]
+                setattr(self, name, wider)
+        own = slice(first, self.count)
+        self.call[own], self.box[own] = -1, NOWHERE
         return torch.arange(first, self.count, device="cpu")
 
-    def pixels(self, height: int, width: int, image: int) -> Tensor:
-        """Make an origin for each pixel (height width) of the first (0) or second image (1)."""
-        ids = self.new(height * width)
-        own = slice(self.count - len(ids), self.count)
-        indices = (torch.arange(side, device="cpu") for side in (height, width))
-        row, column = torch.meshgrid(*indices, indexing="ij")
-        self.box[own, :4] = torch.stack([-row, -column, row, column], -1).flatten(0, 1)
-        self._centre[own] = (
-            torch.stack([row, column, row.new_ones(row.shape)], -1).flatten(0, 1).double()
-        )
-        self.box[own, 4 + image] = 0
+    def pixels(self, images: int, height: int, width: int) -> Tensor:
+        """Make an origin for each pixel (images height width) of one image or two."""
+        ids = self.new(images * height * width).view(images, height, width)
+        own = slice(self.count - ids.numel(), self.count)
+        row, column = torch.arange(height, device="cpu")[:, None], torch.arange(width, device="cpu")
+        box, centre = (of[own].view(*ids.shape, -1) for of in (self.box, self._centre))
+        for side, edge in enumerate((-row, -column, row, column)):
+            box[..., side] = edge
+        for image in range(images):
+            box[image, ..., 4 + image] = 0
+        centre[..., 0], centre[..., 1], centre[..., 2] = row, column, 1
         self.pixel_count = self.count - 1
-        return ids.view(height, width)
+        return ids
 
     def frequencies(self, images: int, shape: Sequence[int]) -> Tensor:
         """Make an origin for each frequency (images *shape) of images: it lies in no place."""
@@ -135,22 +134,35 @@ class Origins:
 
     def outputs(self, queries: Tensor, call: int, keys: Tensor) -> Tensor:
         """Make an origin for the output of an attention call at each of its queries."""
-        self.keys[call] = keys.flatten().unique()
-        ids = self.new(queries.numel()).view(queries.shape)
-        self.query[ids], self.call[ids], self.box[ids] = queries, call, self.box[queries]
-        self._centre[ids] = self._centre[queries]
-        self.output[ids] = True
-        return ids
+        self.keys[call] = keys.flatten().numpy()
+        ids, of = self.new(queries.numel()), queries.flatten()
+        own = slice(self.count - len(ids), self.count)
+        self.query[own], self.call[own], self.output[own] = of, call, True
+        self.box[own], self._centre[own] = self.box[of], self._centre[of]
+        return ids.view(queries.shape)
 
     def members(self, origin: int) -> list[int]:
         """List the members of an origin: [] for a pixel, a parameter or an attention's output."""
-        group = bisect_right(self._first, origin) - 1
-        if group < 0 or origin >= self._end[group]:
-            return []
         if origin not in self._listed:
-            row = self._members[group][origin - self._first[group]].tolist()
-            self._listed[origin] = sorted({*row} - {NOTHING})
+            group = bisect_right(self._first, origin) - 1
+            if group < 0 or origin >= self._end[group]:
+                return []
+            self.list_members([origin])
         return self._listed[origin]
+
+    def list_members(self, ids: Iterable[int]) -> None:
+        """List the members of many origins at once, which `members` then has at hand."""
+        ahead = sorted(ids)
+        while ahead:
+            group = bisect_right(self._first, ahead[-1]) - 1
+            if group < 0:
+                return
+            start = bisect_left(ahead, self._first[group])
+            own = [origin for origin in ahead[start:] if origin < self._end[group]]
+            rows = self._members[group][np.array(own, np.int64) - self._first[group]]
+            for origin, row in zip(own, rows.tolist(), strict=True):
+                self._listed[origin] = sorted({*row} - {NOTHING})
+            del ahead[start:]
 
     def made_with(self, origin: int) -> int:
         """Find the oldest origin of the same merge; all members of a merge are older than it."""
@@ -189,19 +201,22 @@ class Origins:
             ends: (origins,) bool, of which what they were made of is not asked.
         """
         groups = zip(self._first, self._end, self._members, strict=True)
-        steps: list[tuple[int, slice | Tensor, Tensor]] = [
+        steps: list[tuple[int, Any, Any]] = [
             (first, slice(first, end), rows) for first, end, rows in groups
         ]
         for call in through:
             outputs, of = call.outputs.flatten(), torch.cat([call.queries, call.keys], 1)
-            steps.append((int(outputs[0]), outputs, of.flatten()[None]))
-        steps.sort(key=lambda step: step[0], reverse=True)  # made of older ones alone
+            steps.append((int(outputs[0]), outputs.numpy(), of.flatten().numpy()))
+        steps.sort(key=itemgetter(0), reverse=True)  # made of older ones alone
         marked = torch.zeros(self.count, dtype=torch.bool, device="cpu")
         marked[torch.tensor([*ids], dtype=torch.long, device="cpu")] = True
+        is_marked, is_end = marked.numpy(), None if ends is None else ends.numpy()
         for _, results, of in steps:
-            reached = marked[results] if ends is None else marked[results] & ~ends[results]
+            reached = is_marked[results]
+            reached = reached if is_end is None else reached & ~is_end[results]
             if reached.any():
-                marked[of[reached] if isinstance(results, slice) else of] = True
+                every = not isinstance(results, slice) or reached.all()
+                is_marked[of if every else of[reached]] = True
         marked[NOTHING] = False
         return marked
 
@@ -217,126 +232,130 @@ class Origins:
         """
         if not rows.numel():
             return rows.new_zeros(len(rows))
-        size = rows.numel()
-        rows = without_copies(rows) if rows.shape[1] >= MANY else rows
-        last = rows.amax(1)  # an attention's output is newer than its query
-        alike = (rows == last[:, None]) | (rows == NOTHING)
+        columns, size = rows.numpy().T, rows.numel()
+        columns = without_copies(columns) if len(columns) >= MANY else columns
+        last = columns.max(0)  # an attention's output is newer than its query
+        single = (columns == last) | (columns == NOTHING)
         if self.keys:  # before the first attention call no origin has a query
             if adopt:
-                self._adopt(rows, last)
-            query = self.query[last]
-            own = (rows == query[:, None]) & (rows != NOTHING)
-            single = (alike | own).all(1)
-            self.residual[last[single & own.any(1)]] = True
+                self._adopt(columns, last)
+            own = (columns == self.query.numpy()[last]) & (columns != NOTHING)
+            single = (single | own).all(0)
+            self.residual.numpy()[last[single & own.any(0)]] = True
         else:
-            single = alike.all(1)
-        several = ~single
-        if not several.any():
-            return last
-        if several.all():
-            return self._groups(rows, equal, operation, size)
-        last = last.clone()
-        some = rows.T[:, several].T
-        last[several] = self._groups(some, equal, operation, size // len(rows) * len(some))
-        return last
+            single = single.all(0)
+        if not single.all():
+            several = ~single
+            some = columns[:, several]
+            size = size // len(last) * some.shape[1]
+            last[several] = self._groups(some, equal, operation, size)
+        return torch.from_numpy(last)
 
     def one_of(self, rows: Tensor) -> Tensor | None:
         """Merge rows, if that makes no new origins and an attention's output is in each."""
-        last = rows.amax(1)
-        if not rows.numel() or not self.output[last].all():
+        if not rows.numel():
             return None
-        older = rows.masked_fill(rows == last[:, None], NOTHING).amax(1)
-        query = self.query[last]
+        columns = rows.numpy().T
+        last = columns.max(0)
+        if not self.output.numpy()[last].all():
+            return None
+        older = np.where(columns == last, NOTHING, columns).max(0)
+        query = self.query.numpy()[last]
         fits = (query == older) | (query == NOTHING) | (older == NOTHING)
-        alike = (rows == last[:, None]) | (rows == NOTHING) | (rows == older[:, None])
-        if not (fits[:, None] & alike).all():
-            return None
-        return self.merge(rows, adopt=True)
+        alike = (columns == last) | (columns == NOTHING) | (columns == older)
+        return self.merge(rows, adopt=True) if fits.all() and alike.all() else None
 
-    def _adopt(self, rows: Tensor, last: Tensor) -> None:
-        others = rows.masked_fill(rows == last[:, None], NOTHING).amax(1)
-        alike = ((rows == last[:, None]) | (rows == NOTHING) | (rows == others[:, None])).all(1)
-        older = self.call[others] < self.call[last]
-        free = self.output[last] & (self.query[last] == NOTHING) & (others != NOTHING)
-        chosen = alike & older & free
-        self.query[last[chosen]] = others[chosen]
-        self._adopt_from_mixtures(last, others, alike & older & ~free)
+    def _adopt(self, columns: Whole, last: Whole) -> None:
+        others = np.where(columns == last, NOTHING, columns).max(0)
+        call, query = self.call.numpy(), self.query.numpy()
+        may = ((columns == last) | (columns == NOTHING) | (columns == others)).all(0)
+        may &= call[others] < call[last]
+        if not may.any():
+            return
+        free = self.output.numpy()[last] & (query[last] == NOTHING) & (others != NOTHING)
+        chosen = may & free
+        query[last[chosen]] = others[chosen]
+        may &= ~free & ~self.residual.numpy()[last] & (others != query[last])
+        may &= (query[last] != NOTHING) & (others != NOTHING)
+        for number in np.unique(call[last[may]]).tolist():
+            chosen = may & (call[last] == number)
+            self._adopt_from_mixtures(number, last[chosen], others[chosen])
 
-    def _adopt_from_mixtures(self, last: Tensor, others: Tensor, may: Tensor) -> None:
+    def _adopt_from_mixtures(self, call: int, outputs: Whole, others: Whole) -> None:
         """Let outputs whose queries are mixtures, by a convolution say, be of the keys they join.
 
         Of what goes into a map, a query gives the weights alone: the token is what the output is
         added to. It must be, or have been, a key of the call, or be what the query is made of.
         """
-        may &= ~self.residual[last] & (others != self.query[last])
-        may &= (self.query[last] != NOTHING) & (others != NOTHING)
-        for call in self.call[last[may]].unique().tolist():
-            chosen = may & (self.call[last] == call)
-            keys = states = self.keys[call]
-            for _ in range(FORMER):
-                keys = self.query[keys].unique()
-                states = torch.cat([states, keys])
-            fits = torch.isin(others[chosen], states)
-            pairs = zip(self.query[last[chosen]].tolist(), others[chosen].tolist(), strict=True)
-            own = [other in self.members(query) for query, other in pairs]
-            fits |= torch.tensor(own, dtype=torch.bool, device="cpu")
-            joined = torch.stack([last[chosen], others[chosen]], 1).unique(dim=0)
-            each = len(joined) == len(joined[:, 0].unique())  # not one output for many tokens
-            same = torch.isin(self.query[last[chosen]], others[chosen])
-            if fits.all() and each and not same.all():
-                joins = list(zip(last[chosen].tolist(), others[chosen].tolist(), strict=True))
-                joins += [(head, other) for out, other in joins for head in self.members(out)]
-                outs, joined = torch.tensor(joins, dtype=torch.long, device="cpu").T
-                self.query[outs], self.box[outs] = joined, self.box[joined]
-                self._centre[outs] = self._centre[joined]
-                self.foreign |= {*self.call[outs].tolist()}
+        queries = self.query.numpy()
+        keys = states = np.unique(self.keys[call])
+        for _ in range(FORMER):
+            keys = np.unique(queries[keys])
+            states = np.append(states, keys)
+        of = queries[outputs]
+        apart = ~np.isin(others, states)
+        pairs = zip(of[apart].tolist(), others[apart].tolist(), strict=True)
+        if not all(other in self.members(query) for query, other in pairs):
+            return
+        joins = [*zip(outputs.tolist(), others.tolist(), strict=True)]
+        if len({*joins}) > len({*outputs.tolist()}):
+            return  # one output for many tokens
+        if np.isin(of, others).all():
+            return
+        joins += [(head, other) for out, other in joins for head in self.members(out)]
+        outs, joined = torch.tensor(joins, dtype=torch.long, device="cpu").T
+        self.query[outs], self.box[outs] = joined, self.box[joined]
+        self._centre[outs] = self._centre[joined]
+        self.foreign |= {*self.call[outs].tolist()}
 
-    def _groups(self, rows: Tensor, equal: bool, operation: str, size: int) -> Tensor:
-        """Find the origins of rows of several members; size: elements, copies included."""
+    def _groups(self, columns: Whole, equal: bool, operation: str, size: int) -> Whole:
+        """Find the origins of columns of several members; size: elements, copies included."""
         if size > DEDUPLICATED:
-            return self._group(rows, equal, operation)
-        rows = rows.sort(1).values
-        rows = rows.masked_fill(F.pad(rows[:, 1:] == rows[:, :-1], (1, 0)), NOTHING)
-        mixed = rows * 0x1E3779B97F4A7C15
+            return self._group(columns, operation)
+        if len(columns) > 2:  # two members of a column are not the same
+            columns = np.sort(columns, axis=0)
+            columns[1:][columns[1:] == columns[:-1]] = NOTHING
+        mixed = columns * 0x1E3779B97F4A7C15
         how = hash((equal, operation)) & 0xFFFFFFFF
-        hashes = ((mixed ^ (mixed >> 31)) * 0x3F58476D1CE4E5B9).sum(1) + how
-        unique, inverse = hashes.unique(return_inverse=True)
-        example = torch.empty_like(unique).scatter_(
-            0, inverse, torch.arange(len(rows), device="cpu")
-        )
+        hashes = ((mixed ^ (mixed >> 31)) * 0x3F58476D1CE4E5B9).sum(0) + how
+        order = hashes.argsort()
+        ordered = hashes[order]
+        is_first = np.append(True, ordered[1:] != ordered[:-1])
+        unique, example = ordered[is_first], order[is_first]
         ids = self._known.find(unique)
         new = ids < 0
         if new.any():
-            ids[new] = self._group(rows[example[new]], equal, operation)
+            ids[new] = self._group(columns[:, example[new]], operation)
             self._known.add(unique[new], ids[new])
-        return ids[inverse]
+        of_columns: Whole = np.empty_like(hashes)
+        of_columns[order] = ids[is_first.cumsum() - 1]
+        return of_columns
 
-    def _group(self, rows: Tensor, equal: bool, operation: str) -> Tensor:
-        ids = self.new(len(rows))
-        if len(rows):
-            rows = without_copies(rows)
-            self._first.append(self.count - len(rows))
-            self._end.append(self.count)
-            self._members.append(rows)
-            own = slice(self.count - len(rows), self.count)
-            flat = rows.T.flatten()  # `index_select` takes half as long as an index
-            lead = rows.T.shape
-            self.box[own] = self.box.index_select(0, flat).view(*lead, -1).amax(0)
-            centre = self._centre.index_select(0, flat).view(*lead, -1).sum(0)
-            self._centre[own] = centre / centre[:, 2:].clamp(min=1)
-            self.equal[own] = equal
-            if self.keys:
-                self.call[own] = self.call.index_select(0, flat).view(lead).amax(0)
-                queries = self.query.index_select(0, flat).view(lead).T
-                queries = queries.masked_fill(rows == NOTHING, 0)
-                common = queries.amax(1)  # branches side by side: outputs of calls with one query
-                if common.any():
-                    beside = ((queries == common[:, None]) | (rows == NOTHING)).all(1)
-                    beside &= common > 0
-                    self.query[own] = common.where(beside, 0)
-                    self.residual[own] = self.residual[rows].any(1) & beside
-            if operation:
-                self.operation |= dict.fromkeys(ids.tolist(), operation)
+    def _group(self, columns: Whole, operation: str) -> Whole:
+        """Make origins of columns (k n) of members."""
+        ids: Whole = self.new(columns.shape[1]).numpy()
+        if not len(ids):
+            return ids
+        columns = without_copies(columns)
+        self._first.append(self.count - len(ids))
+        self._end.append(self.count)
+        self._members.append(columns.T)
+        own = slice(self.count - len(ids), self.count)
+        box, centre = self.box.numpy(), self._centre.numpy()
+        box[own] = box.take(columns, 0).max(0)
+        sums = centre.take(columns, 0).sum(0)
+        centre[own] = sums / np.maximum(sums[:, 2:], 1)
+        if self.keys:
+            call, query, residual = self.call.numpy(), self.query.numpy(), self.residual.numpy()
+            call[own] = call.take(columns).max(0)
+            queries = np.where(columns == NOTHING, 0, query.take(columns))
+            common = queries.max(0)  # branches side by side: outputs of calls with one query
+            if common.any():
+                beside = ((queries == common) | (columns == NOTHING)).all(0) & (common > 0)
+                query[own] = np.where(beside, common, 0)
+                residual[own] = residual.take(columns).any(0) & beside
+        if operation:
+            self.operation |= dict.fromkeys(ids.tolist(), operation)
         return ids
 
 
@@ -344,37 +363,45 @@ class NumberedHashes:
     """Numbers by hashes, in sorted runs that double in length.
 
     Examples:
-        >>> import torch
+        >>> import numpy as np
         >>> from vision_attn.tokens.trace.origins import NumberedHashes
-        >>> known = NumberedHashes()
-        >>> known.add(torch.tensor([-5, 2, 7]), torch.tensor([10, 11, 12]))
-        >>> known.find(torch.tensor([7, 3, -5])).tolist()
+        >>> numbered = NumberedHashes()
+        >>> numbered.add(np.array([-5, 2, 7]), np.array([10, 11, 12]))
+        >>> numbered.find(np.array([7, 3, -5])).tolist()
         [12, -1, 10]
     """
 
     def __init__(self) -> None:
-        self._runs: list[tuple[Tensor, Tensor]] = []
+        self._runs: list[tuple[Whole, Whole]] = []
 
-    def find(self, hashes: Tensor) -> Tensor:
+    def find(self, hashes: Whole) -> Whole:
         """Find the number of each hash; -1 for one that is new."""
-        numbers = torch.full_like(hashes, -1)
+        numbers = np.full_like(hashes, -1)
         for run, own in self._runs:
-            index = torch.searchsorted(run, hashes).clamp_(max=len(run) - 1)
-            numbers = own[index].where(run[index] == hashes, numbers)
+            index = run.searchsorted(hashes)
+            index[index == len(run)] = 0
+            has_it = run[index] == hashes
+            numbers[has_it] = own[index[has_it]]
         return numbers
 
-    def add(self, hashes: Tensor, numbers: Tensor) -> None:
+    def add(self, hashes: Whole, numbers: Whole) -> None:
         """Keep numbers of new hashes, which are sorted."""
         self._runs.append((hashes, numbers))
         while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
-            (before, of_before), (after, of_after) = self._runs[-2:]
-            together, order = torch.cat([before, after]).sort()
-            self._runs[-2:] = [(together, torch.cat([of_before, of_after])[order])]
+            both = zip(*self._runs[-2:], strict=True)
+            hashes, numbers = (np.concatenate(each) for each in both)
+            order = hashes.argsort()
+            self._runs[-2:] = [(hashes[order], numbers[order])]
 
 
-def without_copies(rows: Tensor) -> Tensor:
-    """Keep one of each run of equal columns (rows k), if all runs are of one length."""
-    changes = (rows[:, 1:] != rows[:, :-1]).any(0).nonzero()[:, 0] + 1
-    length = rows.shape[1] // (len(changes) + 1)
-    starts = torch.arange(0, rows.shape[1], max(1, length), device="cpu")
-    return rows[:, starts] if length > 1 and torch.equal(starts[1:], changes) else rows
+def zeros(*shape: int, dtype: Any) -> Tensor:
+    """A table of 0, which takes no memory where nothing is written yet."""
+    return torch.from_numpy(np.zeros(shape, dtype))
+
+
+def without_copies(columns: Whole) -> Whole:
+    """Keep one of each run of equal parts (k n) of columns, if all runs are of one length."""
+    changes = (columns[1:] != columns[:-1]).any(1).nonzero()[0] + 1
+    length = len(columns) // (len(changes) + 1)
+    starts = np.arange(0, len(columns), max(1, length))
+    return columns[starts] if length > 1 and np.array_equal(starts[1:], changes) else columns

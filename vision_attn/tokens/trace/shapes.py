@@ -17,7 +17,7 @@ from vision_attn.compat.torch_private import written_arguments
 from vision_attn.tokens.trace.geometry import ViewGeometry, geometry_of
 from vision_attn.tokens.trace.operations import BATCH_NORM, FRESH
 
-__all__ = ["NeedsValuesError", "Shapes"]
+__all__ = ["NeedsValuesError", "Shapes", "tensors_in"]
 
 # Operations that choose a kernel by shapes, and give a number for it.
 CHOICES = frozenset({"aten::_fused_sdp_choice"})
@@ -91,17 +91,16 @@ class Shapes:
         Raises:
             NeedsValuesError: Values would decide, or that is not known.
         """
-        operands: list[Tensor] = []
-        key = [func, *described(args, operands)]
+        operands = tensors_in(args)
         if kwargs:
-            key += described(sorted(kwargs.items()), operands)
+            operands += tensors_in(kwargs.values())
         if not any(map(self.is_blank, operands)):
             return self._with_values(func, args, kwargs)
         way = self._ways.get(func)
         if way is None:
             way = self._ways[func] = way_of(func)
         if way == "compute":
-            return self._without_values(func, args, kwargs, operands, tuple(key))
+            return self._without_values(func, args, kwargs, operands)
         if way == "run":
             out = func(*args, **kwargs)
             parts = out if isinstance(out, tuple | list) else (out,)
@@ -134,8 +133,8 @@ class Shapes:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         operands: Sequence[Tensor],
-        key: Any,
     ) -> Any:
+        key = func, *described(args), *described(sorted(kwargs.items()) if kwargs else ())
         geometry = self._known.get(key)
         if geometry is None:
             geometry = self._known[key] = self._geometry(func, args, kwargs, operands)
@@ -240,16 +239,33 @@ def is_plain(x: Tensor) -> bool:
     return type(x) in PLAIN and x.layout is torch.strided and not lazy
 
 
-def described(args: Iterable[Any], operands: list[Tensor]) -> list[Any]:
-    """Describe arguments by what a result's shape depends on; append tensors to `operands`."""
+def tensors_in(args: Iterable[Any]) -> list[Tensor]:
+    """List the tensors among arguments, those in lists included.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.trace.shapes import tensors_in
+        >>> len(tensors_in((torch.zeros(2), 3, [torch.zeros(5), None])))
+        2
+    """
+    listed: list[Tensor] = []
+    for argument in args:
+        if isinstance(argument, Tensor):
+            listed.append(argument)
+        elif isinstance(argument, list | tuple):
+            listed += tensors_in(argument)
+    return listed
+
+
+def described(args: Iterable[Any]) -> list[Any]:
+    """Describe arguments by what a result's shape depends on."""
     key: list[Any] = []
     for argument in args:
         if isinstance(argument, Tensor):
-            operands.append(argument)
             key += (argument.dtype, argument.shape, argument.stride())
         elif isinstance(argument, list | tuple):
             key.append(len(argument))
-            key += described(argument, operands)
+            key += described(argument)
         else:
             key += (type(argument), argument)
     return key

@@ -42,7 +42,7 @@ from vision_attn.tokens.trace.operations import (
     WRITTEN,
 )
 from vision_attn.tokens.trace.origins import NOTHING, CallOrigins, Origins
-from vision_attn.tokens.trace.shapes import Shapes
+from vision_attn.tokens.trace.shapes import Shapes, tensors_in
 
 __all__ = ["Tracer"]
 
@@ -114,8 +114,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
     def image(self, images: Tensor) -> Tensor:
         """Copy one image or two (b c h w), with an origin for each pixel."""
         images = images.clone() if self.shapes is None else self.shapes.blank(images)
-        h, w = images.shape[-2:]
-        ids = torch.stack([self.origins.pixels(h, w, image) for image in range(len(images))])
+        ids = self.origins.pixels(len(images), *images.shape[-2:])
         self._set(images, Label(ids[:, None].expand(images.shape)))
         return images
 
@@ -213,13 +212,13 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         shapes = self.shapes
         if self._paused or self._scope is not current_scope():
             return func(*args, **kwargs) if shapes is None else shapes.run(func, args, kwargs)
-        labelled = [self._get(x) for x in tensors(args)]
+        labelled = [self._get(x) for x in tensors_in(args)]
         out = func(*args, **kwargs) if shapes is None else shapes.run(func, args, kwargs)
         name = func.name().partition(".")[0]
         any_labelled = any(label is not None for label in labelled)
         if torch.Tag.nondeterministic_seeded in func.tags and (name in FRESH or not any_labelled):
             self._random = True
-        outs = [out] if isinstance(out, Tensor) else tensors([out])
+        outs = [out] if isinstance(out, Tensor) else tensors_in([out])
         if any_labelled and outs:
             self._take(func, name, args, kwargs, out, outs[0].shape)
         if func.is_view:  # also of what has no label yet: it may be written into
@@ -298,7 +297,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         if name in WRITTEN:
             return self._overwritten(func, name, args, kwargs, out)
         if (name in MOVED or func.is_view) and first is not None:
-            indices = [x for x in tensors(args[1:]) if self._get(x) is not None]
+            indices = [x for x in tensors_in(args[1:]) if self._get(x) is not None]
             if name in CHOSEN and self._random:
                 return self._mixed(args, out, "a choice of tokens by random numbers")
             if not indices:
@@ -313,7 +312,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         if torch.Tag.pointwise in func.tags or name in POINTWISE:
             if name in PAIRED and (pair := self._pair(args[0], args[1], shape)) is not None:
                 return pair
-            return self._pointwise([self._get(x) for x in tensors(args)], shape)
+            return self._pointwise([self._get(x) for x in tensors_in(args)], shape)
         if name in PRODUCT:
             left = PRODUCT[name]
             return self._product(args[left], args[left + 1], out)
@@ -386,7 +385,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
     ) -> Any:
         """Label a tensor of which a part was written over, where no content says which part."""
         source = WRITTEN[name]
-        where = tensors([x for index, x in enumerate(args) if index not in (0, source)])
+        where = tensors_in([x for index, x in enumerate(args) if index not in (0, source)])
         if any(self._get(x) is not None for x in where):
             return self._mixed(args, out, "a choice of tokens by their content")
         if where and self._random:
@@ -582,7 +581,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         return merged.view(len(ids), 1, *shape[2:]).expand(shape)
 
     def _mixed(self, args: tuple[Any, ...], out: Any, operation: str) -> Any:
-        labelled = [self.origins_of(x) for x in tensors(args) if self._get(x) is not None]
+        labelled = [self.origins_of(x) for x in tensors_in(args) if self._get(x) is not None]
         whole = torch.cat([compact(ids).flatten() for ids in labelled])
         name = operation.removeprefix("aten::").strip("_")
         if isinstance(out, Tensor) and all(
@@ -597,7 +596,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         mixed = self._all(whole, name)
         if isinstance(out, Tensor):
             return Label(mixed[0].expand(out.shape))
-        return Label(mixed[0].expand(tensors(out)[0].shape))
+        return Label(mixed[0].expand(tensors_in(out)[0].shape))
 
     def _all(self, ids: Tensor, operation: str) -> Tensor:
         return self.origins.merge(ids.flatten().unique()[None], operation=operation)
@@ -648,19 +647,13 @@ def reached(before: int, after: int, size: int, stride: int, padding: int, dilat
     return (offset % dilation == 0) & (offset >= 0) & (offset <= dilation * (size - 1))
 
 
-def tensors(args: Any) -> list[Tensor]:
-    flat: list[Tensor] = []
-    for arg in args:
-        if isinstance(arg, Tensor):
-            flat.append(arg)
-        elif isinstance(arg, list | tuple):
-            flat += tensors(arg)
-    return flat
-
-
 def compact(ids: Tensor) -> Tensor:
     """Keep one element of each axis of stride 0."""
-    return ids[tuple(slice(0, 1) if step == 0 else slice(None) for step in ids.stride())]
+    steps = ids.stride()
+    if 0 not in steps:
+        return ids
+    shape = [size if step else min(size, 1) for size, step in zip(ids.shape, steps, strict=True)]
+    return ids.as_strided(shape, steps)
 
 
 def padded(ids: Tensor, around: Sequence[int]) -> Tensor:
