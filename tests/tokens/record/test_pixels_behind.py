@@ -165,12 +165,77 @@ def replaced_slices(x: Tensor) -> Tensor:
     return torch.select_scatter(y, x.mean(3), 3, 1)
 
 
+def turned_in_place(x: Tensor) -> Tensor:
+    y = x.clone()
+    row = y[:, :, 1:]
+    row.transpose_(2, 3)
+    row[:, :, 0] += x.mean(3)[:, :, 1:]
+    return y + row.mean()
+
+
+def turned_under_a_view(x: Tensor) -> Tensor:
+    y = x.clone()
+    view = y[:, :, :1]
+    y.transpose_(2, 3)
+    y[:, :, 0] = x.mean(3)
+    return x + view + y.transpose(2, 3)
+
+
+def turned_twice(x: Tensor) -> Tensor:
+    y = x.clone().transpose_(2, 3).unsqueeze_(2)
+    y[..., 0] *= x.mean(2).unsqueeze(2)
+    y.squeeze_(2).swapaxes_(2, 3)
+    y[:, :, -1] = 0
+    return y
+
+
+def square(x: Tensor) -> Tensor:
+    side = min(x.shape[2:])
+    y = x[:, :, :side, :side].clone()
+    y.transpose_(2, 3)
+    y[:, :, 0] += y[:, :, -1]
+    return y
+
+
+def strided(x: Tensor) -> Tensor:
+    y = x.contiguous().clone()
+    *lead, rows, _ = y.stride()
+    diagonal = y.as_strided((*y.shape[:2], min(y.shape[2:])), (*lead, rows + 1))
+    diagonal *= x.mean((2, 3)).unsqueeze(2)
+    return y + diagonal.sum()
+
+
+def strided_in_place(x: Tensor) -> Tensor:
+    y = x.contiguous().clone()
+    row = y[:, :, 1]
+    *lead, rows, columns = y.stride()
+    y.as_strided_((*y.shape[:2], y.shape[3], y.shape[2]), (*lead, columns, rows))
+    y[:, :, :, 0] += x.mean(2)
+    row.as_strided_((*y.shape[:2], 1), (*lead, rows))
+    return y + row[..., None]
+
+
+def strided_turn(x: Tensor) -> Tensor:
+    side = min(x.shape[2:])
+    y = x[:, :, :side, :side].contiguous()
+    *lead, rows, columns = y.stride()
+    return y.as_strided(y.shape, (*lead, columns, rows))
+
+
+def strided_before_writing(x: Tensor) -> Tensor:
+    y = x.contiguous().clone()
+    row = y.as_strided((*y.shape[:2], 1, y.shape[3]), y.stride())
+    y += x.roll(1, 3)
+    return y * row
+
+
 WRITES: dict[str, Callable[[Tensor], Tensor]] = {
     function.__name__: function
     for function in (
         *(part_of_zeros, added_to_a_row, row_by_row, coupled, first_of_all, read_after_writing),
         *(through_turned_axes, filled, exchanged, rows_by_index, copied_by_index, scattered),
-        *(replaced_slices,),
+        *(replaced_slices, turned_in_place, turned_under_a_view, turned_twice, square),
+        *(strided, strided_turn, strided_before_writing, strided_in_place),
     )
 }
 EVERY = MOVES | WRITES

@@ -32,6 +32,11 @@ class ByTensor(Generic[Value]):
         entry = self._known.get(id(x))
         return entry[1] if entry is not None and entry[0]() is x else None
 
+    def items(self) -> list[tuple[Tensor, Value]]:
+        """List the tensors that live, each with its value."""
+        pairs = [(own(), value) for own, value in self._known.values()]
+        return [(x, value) for x, value in pairs if x is not None]
+
     def __setitem__(self, x: Tensor, value: Value) -> None:
         entries, key = self._known, id(x)
 

@@ -1,6 +1,7 @@
 """What torch's operations do with the tokens they are given, by their names."""
 
 __all__ = [
+    "AXES_IN_PLACE",
     "BATCH_NORM",
     "CHOSEN",
     "CONVOLUTION",
@@ -50,6 +51,8 @@ MOVED = names(
     "split_with_sizes chunk diagonal movedim swapaxes numpy_T mT tile slice_copy "
     "channel_shuffle"
 )
+# A tensor gets other axes, and its memory stays as it is.
+AXES_IN_PLACE = names("transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_")
 CHOSEN = names("index index_select gather")
 # A part is written over: which argument has its values.
 WRITTEN = {

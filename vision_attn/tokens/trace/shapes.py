@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vision_attn.compat.torch_private import written_arguments
 from vision_attn.tokens.trace.geometry import ViewGeometry, geometry_of
-from vision_attn.tokens.trace.operations import BATCH_NORM, FRESH
+from vision_attn.tokens.trace.operations import AXES_IN_PLACE, BATCH_NORM, FRESH
 
 __all__ = ["NeedsValuesError", "Shapes", "tensors_in"]
 
@@ -214,7 +214,7 @@ def zeros(count: int, device: torch.device) -> torch.UntypedStorage:
 def way_of(func: Any) -> str:
     """Choose how to run an operation on blank tensors: "ask" if it may depend on values."""
     name = func.name().partition(".")[0]
-    if name in CHOICES:
+    if name in CHOICES or name in AXES_IN_PLACE:
         return "run"
     understood = not any(tag in func.tags for tag in UNKNOWN) or name == "aten::index"
     if func.namespace != "aten" or not understood or name in READING or name in REPLACING:

@@ -22,6 +22,7 @@ from vision_attn.compat.torch_private import DispatchMode, unwatched
 from vision_attn.hooks import current_scope
 from vision_attn.tokens.trace.by_tensor import ByTensor
 from vision_attn.tokens.trace.operations import (
+    AXES_IN_PLACE,
     BATCH_NORM,
     CHOSEN,
     CONVOLUTION,
@@ -48,6 +49,8 @@ __all__ = ["Tracer"]
 
 PRODUCTS = "products of one with another"
 TURNED = frozenset({"aten::roll", "aten::flip"})
+AS_STRIDED = torch.ops.aten.as_strided.default
+BEYOND = -1  # of memory that no tensor of the run is known to hold
 LARGE = 2**14  # places of a map beyond which only the nearest counts where it changes its size
 
 
@@ -72,14 +75,27 @@ class View(NamedTuple):
 
     def of(self, whole: Tensor) -> Tensor:
         """The part of other values in the shape of the base."""
-        part = self.func(whole, *self.args, **self.kwargs)
-        return part if isinstance(part, Tensor) else part[self.number]
+        return self._look(self._laid(whole) if self.func is AS_STRIDED else whole)
 
     def written(self, whole: Tensor, part: Tensor) -> Tensor:
         """Values in the shape of the base, with a part written into them."""
-        ids = whole.clone(memory_format=torch.contiguous_format)
-        self.of(ids).copy_(part)
+        strided = self.func is AS_STRIDED
+        ids = self._laid(whole) if strided else whole.clone(memory_format=torch.contiguous_format)
+        self._look(ids).copy_(part)
         return tight(ids)
+
+    def _look(self, whole: Tensor) -> Tensor:
+        part = self.func(whole, *self.args, **self.kwargs)
+        return part if isinstance(part, Tensor) else part[self.number]
+
+    def _laid(self, whole: Tensor) -> Tensor:
+        """A copy that lies in memory as the base does, beside which all is BEYOND."""
+        size, stride, offset = self.args
+        end = max(past_last(size, stride, offset), past_last(*layout(self.base)))
+        memory = torch.full((end,), BEYOND, dtype=torch.long, device="cpu")
+        laid = memory.as_strided(*layout(self.base))
+        laid.copy_(whole)
+        return laid
 
 
 class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a private name alone
@@ -209,16 +225,20 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        shapes = self.shapes
         if self._paused or self._scope is not current_scope():
-            return func(*args, **kwargs) if shapes is None else shapes.run(func, args, kwargs)
-        labelled = [self._get(x) for x in tensors_in(args)]
-        out = func(*args, **kwargs) if shapes is None else shapes.run(func, args, kwargs)
+            return self._run(func, args, kwargs)
         name = func.name().partition(".")[0]
+        if name in AXES_IN_PLACE:
+            return self._turn(func, name, args, kwargs)
+        labelled = [self._get(x) for x in tensors_in(args)]
+        out = self._run(func, args, kwargs)
         any_labelled = any(label is not None for label in labelled)
         if torch.Tag.nondeterministic_seeded in func.tags and (name in FRESH or not any_labelled):
             self._random = True
         outs = [out] if isinstance(out, Tensor) else tensors_in([out])
+        if func is AS_STRIDED:
+            self._set_view(out, self._strided(args[0], args[1:], kwargs))
+            return out
         if any_labelled and outs:
             self._take(func, name, args, kwargs, out, outs[0].shape)
         if func.is_view:  # also of what has no label yet: it may be written into
@@ -226,6 +246,58 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
                 if part is not args[0]:
                     self._views[part] = View(args[0], func, args[1:], kwargs, number)
         return out
+
+    def _turn(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation that gives a tensor other axes in place.
+
+        Another tensor stands for what it was: the tensor looks into that now, and so does what has
+        looked into the tensor.
+        """
+        x, rest = args[0], args[1:]
+        before = x.view_as(x)
+        tables: list[ByTensor[Any]] = [self._labels, self._views]
+        for table in (*tables, self._last_write, self._labelled_at):
+            if (value := table.get(x)) is not None:
+                table[before] = value
+        for part, view in self._views.items():
+            if view.base is x:
+                self._views[part] = view._replace(base=before)
+        if name == "aten::as_strided_":
+            view = self._strided(before, rest, kwargs)
+        else:
+            turned = getattr(torch.ops.aten, name.removeprefix("aten::").removesuffix("_"))
+            view = View(before, turned, rest, kwargs, 0)
+        self._run(func, args, kwargs)
+        self._set_view(x, view)
+        return x
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs) if self.shapes is None else self.shapes.run(func, args, kwargs)
+
+    def _strided(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> View:
+        """The view that as_strided gives: of the memory, so of all that a tensor is a part of."""
+        size, stride, *offset = args
+        start = offset[0] if offset else kwargs.get("storage_offset")
+        start = int(x.storage_offset() if start is None else start)
+        while (view := self._views.get(x)) is not None:
+            x = view.base
+        return View(x, AS_STRIDED, (size, stride, start), {}, 0)
+
+    def _set_view(self, x: Tensor, view: View) -> None:
+        """Label a tensor by what it looks into."""
+        self._views[x] = view
+        self._set(x, self._seen(view))
+
+    def _seen(self, view: View) -> Label | None:
+        """The label of what looks into another tensor, as that is labelled now."""
+        base = self._get(view.base)
+        if base is None:
+            return None
+        label = base.moved(view.of)
+        if view.func is AS_STRIDED and bool((label.ids == BEYOND).any()):
+            mixed = self._all(compact(self.one(base)), "as_strided")
+            return Label(mixed.expand(label.ids.shape))
+        return label
 
     def _take(
         self,
@@ -274,10 +346,8 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
             return source.moved(lambda ids: ids.expand(args[0].shape))
         if name in FRESH:
             return None
-        if name in SAME or (name == "aten::as_strided" and args[0].shape == shape):
+        if name in SAME:
             return first
-        if name == "aten::as_strided":
-            return self._mixed(args, out, name)
         if name in FOURIER and first is not None and self._of_two_images(first, out):
             ids = self.origins.frequencies(len(out), (1, *shape[2:]))
             return Label(ids.expand(shape))
@@ -625,8 +695,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
             whole = above.base
         if (self._last_write.get(whole) or 0) <= (self._labelled_at.get(x) or 0):
             return label
-        base = self._get(view.base)  # something was written into it since
-        label = None if base is None else base.moved(view.of)
+        label = self._seen(view)  # something was written into the base since
         self._set(x, label)
         return label
 
@@ -638,6 +707,16 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         self._labels[x] = label
         if self._writes:
             self._labelled_at[x] = self._writes
+
+
+def layout(x: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
+    """How a tensor lies in memory: its shape, strides and first element."""
+    return x.shape, x.stride(), int(x.storage_offset())
+
+
+def past_last(size: Sequence[int], stride: Sequence[int], offset: int) -> int:
+    """The number of elements of memory up to a tensor's last."""
+    return offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 
 def reached(before: int, after: int, size: int, stride: int, padding: int, dilation: int) -> Tensor:
