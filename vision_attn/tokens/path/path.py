@@ -28,7 +28,7 @@ from vision_attn.tokens.path.traced import Step, UnknownPathError, follow
 from vision_attn.tokens.path.writer import ChainWriter
 from vision_attn.tokens.record.calls import AttentionCall
 from vision_attn.tokens.record.log import RecordError
-from vision_attn.tokens.trace.origins import NOWHERE
+from vision_attn.tokens.trace.origins import NOWHERE, indices
 from vision_attn.tokens.trace.tracer import Tracer
 from vision_attn.types import Images, TokenLayout
 
@@ -343,7 +343,8 @@ def run_path(network: nn.Module, images: Images) -> Path:
     except UnknownPathError as error:
         return Path(run.steps + run.unread(), None, None, str(error))
     walk = writer.walk
-    boxes, centres = run.origins.box[walk.sources, :4], run.origins.centres(walk.sources)
+    sources = indices(walk.sources)
+    boxes, centres = run.origins.box[sources, :4], run.origins.centres(sources)
     if writer.aside:
         boxes[-len(writer.aside) :] = NOWHERE
     chain = copies_joined(Chain(walk.links, UNPLACED, walk.tokens, walk.reads))

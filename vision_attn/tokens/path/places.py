@@ -116,7 +116,9 @@ def layout_found(
     boxes = boxes[:first]
     on_image = boxes[:, 2] >= 0
     patches, beside = (each.nonzero()[:, 0].tolist() for each in (on_image, ~on_image))
-    grid, patch = grid_of(boxes[patches], centres[patches], [ranks[token] for token in patches])
+    of_patches = boxes[on_image]
+    ranks = [ranks[token] for token in patches]
+    grid, patch = grid_of(of_patches, centres[: len(boxes)][on_image], ranks)
     hint: TokenLayout | None = None
     with suppress(ValueError):
         hint = layout_of(network, size)
@@ -126,7 +128,7 @@ def layout_found(
         if hint is None or hint.beside != beside:
             return None, None, None
         grid = hint.grid
-    part = kept_cells_of(boxes[patches], grid, size)
+    part = kept_cells_of(of_patches, grid, size)
     prefix = next((count for count, token in enumerate(beside) if count != token), len(beside))
     pool, class_token = pool_read(links, reads, beside, patches, hint)
     return TokenLayout(prefix, grid, pool, class_token, tuple(beside[prefix:])), patch, part

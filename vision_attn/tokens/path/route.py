@@ -9,7 +9,7 @@ from itertools import chain
 
 from vision_attn.tokens.path.places import grid_of, in_order, rows_apart
 from vision_attn.tokens.path.traced import TracedRun
-from vision_attn.tokens.trace.origins import Origins
+from vision_attn.tokens.trace.origins import Origins, indices
 
 __all__ = ["Route"]
 
@@ -88,26 +88,26 @@ class Route:
 
     def patches_among(self, ids: Sequence[int]) -> list[int]:
         """List the origins that lie on the image."""
-        on_image = (self.origins.box[list(ids), 2] >= 0).tolist()
+        on_image = (self.origins.box[indices(ids), 2] >= 0).tolist()
         return [origin for origin, is_patch in zip(ids, on_image, strict=True) if is_patch]
 
     def by_centre(self, ids: Sequence[int]) -> list[int]:
         """Sort origins by rounded centres; those of one centre stay in their order."""
-        return [ids[index] for index in in_order(self.origins.centres(list(ids)))]
+        return [ids[index] for index in in_order(self.origins.centres(indices(ids)))]
 
     def in_rows(self, patches: Sequence[int]) -> list[int]:
         """Sort origins of patches row by row."""
         rows = self.by_centre(patches)
         if not self.lie_on_a_grid(rows):
-            about = rows_apart(self.origins.centres(list(patches)))
+            about = rows_apart(self.origins.centres(indices(patches)))
             rows = rows if about is None else [patches[index] for index in about[1]]
         return rows
 
     def lie_on_a_grid(self, patches: Sequence[int]) -> bool:
         """Whether patches lie in rows and columns, in their order."""
-        ids = list(patches)
+        ids = indices(patches)
         box, centre = self.origins.box[ids, :4], self.origins.centres(ids)
-        return grid_of(box, centre, [self.rank[origin] for origin in ids])[0] is not None
+        return grid_of(box, centre, [self.rank[origin] for origin in patches])[0] is not None
 
 
 def joins_queries(run: TracedRun, call: int) -> bool:

@@ -29,7 +29,7 @@ from vision_attn.tokens.path.chain import Attention, Regroup
 from vision_attn.tokens.path.places import rounded
 from vision_attn.tokens.path.route import Route
 from vision_attn.tokens.path.traced import UnknownPathError
-from vision_attn.tokens.trace.origins import NOTHING, Origins
+from vision_attn.tokens.trace.origins import NOTHING, Origins, indices
 
 __all__ = ["State", "Walk", "order_at_first", "walk_calls"]
 
@@ -228,7 +228,7 @@ def join_tokens(route: Route, state: State, layer: int, call: int) -> State:
 
 def sources_among(route: Route, state: State, unknown: Sequence[int]) -> list[int]:
     """List the origins into which no token has gone, nor a call of the walk."""
-    calls = route.origins.call[unknown].tolist()  # -1: through no attention call
+    calls = route.origins.call[indices(unknown)].tolist()  # -1: through no attention call
     early = [origin for origin, call in zip(unknown, calls, strict=True) if call < route.begin]
     roots = {*early, *state.sources}
     oldest = min(roots, default=0)
@@ -639,11 +639,6 @@ def without(numbers: Mapping[int, int], keys: Sequence[int]) -> dict[int, int]:
     """Leave keys out of a mapping."""
     left_out = set(keys)
     return {key: number for key, number in numbers.items() if key not in left_out}
-
-
-def indices(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-    """Whole numbers, or rows of them, as a tensor on the CPU."""
-    return torch.tensor(numbers, dtype=torch.long, device="cpu")
 
 
 def ones(count: int) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["NOTHING", "NOWHERE", "CallOrigins", "NumberedHashes", "Origins"]
+__all__ = ["NOTHING", "NOWHERE", "CallOrigins", "NumberedHashes", "Origins", "indices"]
 
 NOTHING = 0  # the origin of constants and parameters
 NOWHERE = -(2**30)
@@ -209,7 +209,7 @@ class Origins:
             steps.append((int(outputs[0]), outputs.numpy(), of.flatten().numpy()))
         steps.sort(key=itemgetter(0), reverse=True)  # made of older ones alone
         marked = torch.zeros(self.count, dtype=torch.bool, device="cpu")
-        marked[torch.tensor([*ids], dtype=torch.long, device="cpu")] = True
+        marked[indices([*ids])] = True
         is_marked, is_end = marked.numpy(), None if ends is None else ends.numpy()
         for _, results, of in steps:
             reached = is_marked[results]
@@ -303,7 +303,7 @@ class Origins:
         if np.isin(of, others).all():
             return
         joins += [(head, other) for out, other in joins for head in self.members(out)]
-        outs, joined = torch.tensor(joins, dtype=torch.long, device="cpu").T
+        outs, joined = indices(joins).T
         self.query[outs], self.box[outs] = joined, self.box[joined]
         self._centre[outs] = self._centre[joined]
         self.foreign |= {*self.call[outs].tolist()}
@@ -392,6 +392,17 @@ class NumberedHashes:
             hashes, numbers = (np.concatenate(each) for each in both)
             order = hashes.argsort()
             self._runs[-2:] = [(hashes[order], numbers[order])]
+
+
+def indices(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+    """Whole numbers, or rows of them, as a tensor on the CPU; torch's own way takes long.
+
+    Examples:
+        >>> from vision_attn.tokens.trace.origins import indices
+        >>> indices([[2, 3], [5, 7]]).tolist(), len(indices([]))
+        ([[2, 3], [5, 7]], 0)
+    """
+    return torch.from_numpy(np.array(numbers, np.int64))
 
 
 def zeros(*shape: int, dtype: Any) -> Tensor:

@@ -794,10 +794,15 @@ def tight(ids: Tensor, base: Tensor | None = None) -> Tensor:
     """
     if base is not None and ids.untyped_storage().data_ptr() == base.untyped_storage().data_ptr():
         return ids
-    small = ids
-    for dim in range(ids.ndim):
-        first = small.narrow(dim, 0, min(1, small.shape[dim]))
-        if small.shape[dim] > 1 and torch.equal(small, first.expand_as(small)):
+    small, values, corner = ids, ids.numpy(), (0,) * ids.ndim
+    for dim, n in enumerate(ids.shape):
+        if n < 2 or not ids.numel():
+            continue
+        beside = (*corner[:dim], 1, *corner[dim + 1 :])
+        if values[corner] != values[beside]:  # which is found at once
+            continue
+        first = small.narrow(dim, 0, 1)
+        if torch.equal(small, first.expand_as(small)):
             small = first
     if small is not ids:
         small = small.clone(memory_format=torch.contiguous_format)  # the rest need not live on
