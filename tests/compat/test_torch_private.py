@@ -121,6 +121,9 @@ def test_torch_says_that_it_chooses_flash() -> None:
         f"torch.{reaches.FLASH_CHOICE}", "short attention runs twice, and no log-sum-exp is kept"
     )
     assert reaches.chooses_flash(q, k, torch.randn(2, 3, 13, 7), 0.0, None) is False
+    mask = torch.randn(3, q.shape[2], k.shape[2])  # of three axes, which that kernel does not take
+    assert reaches.chooses_flash(q, k, v, 0.0, None, attn_mask=mask[None]) is True
+    assert reaches.chooses_flash(q, k, v, 0.0, None, attn_mask=mask) is False
     with sdpa_kernel(SDPBackend.MATH):
         assert reaches.chooses_flash(q, k, v, 0.0, None) is False
 

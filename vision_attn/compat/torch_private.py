@@ -113,16 +113,18 @@ def written_arguments(operation: Any) -> list[int] | None:
 
 
 def chooses_flash(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: float | None, **others: Any
 ) -> bool | None:
-    """Whether torch would choose its flash kernel for attention without a mask.
+    """Whether torch would choose its flash kernel for attention.
+
+    others: the other arguments of `scaled_dot_product_attention`, by name.
 
     None without the reach: nobody knows, and the caller has to let torch's own attention run.
     """
     choice = getattr(torch, FLASH_CHOICE, None)
     if choice is None:
         return None
-    chosen = choice(query, key, value, dropout_p=dropout_p, scale=scale)
+    chosen = choice(query, key, value, dropout_p=dropout_p, scale=scale, **others)
     return chosen == SDPBackend.FLASH_ATTENTION.value
 
 

@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torchvision.models import SwinTransformer
 
 sys.path.append(str(Path(__file__).parent))
@@ -20,6 +21,7 @@ from vision_attn.inference import eval_mode
 from vision_attn.models import ViT
 from vision_attn.tokens.path import traced
 from vision_attn.tokens.path.path import run_path
+from vision_attn.tokens.record.sdpa import SDPAInputs
 from vision_attn.tokens.trace.geometry import RULES, ViewGeometry, geometry_of
 from vision_attn.tokens.trace.shapes import NeedsValuesError, Shapes
 
@@ -58,6 +60,13 @@ def written(q: Any, k: Any, v: Any) -> Any:
     return softmaxed(q, k) @ v
 
 
+def biased(q: Any, k: Any, v: Any) -> Any:
+    bias = torch.linspace(-1, 1, q.shape[1] * q.shape[2] * k.shape[2])
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=bias.view(q.shape[1], q.shape[2], k.shape[2])
+    )
+
+
 class Gated(nn.Module):
     """A convolution's map, gated in place, that attends to itself in windows of four."""
 
@@ -79,6 +88,7 @@ class Gated(nn.Module):
 NETWORKS = {
     "ViT": lambda: ViT(image_size=SIZE, patch_size=8, num_classes=5, dim=12, depth=2, heads=3),
     "written": lambda: Own([Block(written), Block(fused)], before=1, after=2),
+    "biased": lambda: Own([Block(biased), Block(fused), Block(biased)], before=1),
     "beside": lambda: Own([Parallel(fused), Block(fused)]),
     "windows": lambda: SwinTransformer((4, 4), 12, (2, 2), (3, 3), (2, 3), num_classes=5),
     "gated": Gated,
@@ -302,6 +312,35 @@ def test_a_rule_gives_what_torchs_kernel_gives(
         steps = [step for step, n in zip(x.stride(), x.shape, strict=True) if n > 1]
         own = [step for step, n in zip(one.stride, one.shape, strict=True) if n > 1]
         assert (one.shape, own, one.dtype) == (tuple(x.shape), steps, x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_attention_by_products_gets_the_shape_and_strides_of_torchs(dtype: torch.dtype) -> None:
+    def drawn_heads(n: int, heads: int = 4, width: int = 8) -> torch.Tensor:
+        return drawn(2, n, heads, width, dtype=dtype).transpose(1, 2)
+
+    q, k, v = drawn_heads(7), drawn_heads(5), drawn_heads(5)
+    mask = drawn(4, 7, 5, dtype=dtype)
+    by_products = [
+        SDPAInputs(q, k, v, mask),
+        SDPAInputs(q, k, drawn_heads(5, width=3)),
+        SDPAInputs(q, drawn_heads(5, 2), drawn_heads(5, 2, 3), enable_gqa=True),
+    ]
+    for inputs in by_products:
+        assert inputs.by_products
+        given = Shapes().context(q, inputs.value)
+        out = F.scaled_dot_product_attention(**inputs._asdict())
+        assert (given.shape, given.stride(), given.dtype) == (out.shape, out.stride(), out.dtype)
+    others = [
+        SDPAInputs(q, k, v),
+        SDPAInputs(q, k, v, mask[None]),
+        SDPAInputs(q, k, v, mask, dropout_p=0.5),
+        SDPAInputs(q[0], k[0], v[0], mask),
+        SDPAInputs(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask.bfloat16()),
+    ]
+    assert not any(inputs.by_products for inputs in others)
+    with torch.autocast("cpu"):
+        assert not by_products[0].by_products
 
 
 @pytest.mark.parametrize("memory_format", [None, torch.contiguous_format, torch.preserve_format])

@@ -111,7 +111,7 @@ class TracedRun:
         beside = [
             branch
             for origin in added.nonzero()[:, 0].tolist()
-            for branch in self.origins.branches(origin, self.query_of)
+            for branch in self.origins.branches(origin)
         ]
         self.origins.residual[beside] = True  # of branches side by side
         logits = only_tensor(out)
@@ -127,12 +127,6 @@ class TracedRun:
         self.queries: dict[int, list[list[int]]] = {}
         self.keys: dict[int, list[list[int]]] = {}
         self.outputs: dict[int, list[list[int]]] = {}
-
-    @cached_property
-    def query_of(self) -> list[int]:
-        """`query` of the origins as a list: to take numbers from a tensor one by one is slow."""
-        queries: list[int] = self.origins.query[: self.origins.count].tolist()
-        return queries
 
     @cached_property
     def read_of(self) -> Tensor:

@@ -409,7 +409,7 @@ def composition_of(
             "side, or a connection that skips calls, whose maps have no single product",
             mixed=call,
         )
-    members = route.origins.branches(origin, route.run.query_of)
+    members = route.origins.branches(origin)
     if not members:
         raise UnknownPathError(
             f"{reader_of(route, call)} reads tokens mixed with something that went through no "

@@ -58,6 +58,17 @@ class SDPAInputs(NamedTuple):
         masked = self.attn_mask is not None or self.is_causal
         return not masked and not self.enable_gqa and self.query.ndim == 4 and _exact(self.query)
 
+    @property
+    def by_products(self) -> bool:
+        """Whether torch would compute it on a CPU by products, one after the other.
+
+        Their context (b head i e) is contiguous.
+        """
+        alike = all(x.ndim == 4 and x.dtype == self.query.dtype for x in self[:3])
+        if self.dropout_p or not alike or not _exact(self.query):
+            return False
+        return chooses_flash(**self._asdict()) is False
+
     def empty_context(self, flash: bool | None) -> Tensor:
         """Make an unfilled output of torch's attention without a mask, with the strides it has.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vision_attn.attention.shapes import broadcast_shape
 
-__all__ = ["ViewGeometry", "geometry_of"]
+__all__ = ["ViewGeometry", "geometry_of", "whole"]
 
 
 class ViewGeometry(NamedTuple):
@@ -79,6 +79,14 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def whole(shape: Sequence[int], dtype: torch.dtype) -> ViewGeometry:
+    """A tensor whose last axis lies together.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.trace.geometry import whole
+        >>> whole((2, 3, 5), torch.float64).stride
+        (15, 5, 1)
+    """
     return ViewGeometry(tuple(shape), row_major(shape), dtype)
 
 

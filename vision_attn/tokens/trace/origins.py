@@ -169,16 +169,12 @@ class Origins:
         group = bisect_right(self._first, origin) - 1
         return origin if group < 0 or origin >= self._end[group] else self._first[group]
 
-    def branches(self, origin: int, queries: Sequence[int] | None = None) -> list[int]:
+    def branches(self, origin: int) -> list[int]:
         """List the members of an origin; branches that were added in several steps count as one.
 
         Branches side by side are outputs of calls at one query.
-
-        Args:
-            queries: `query` as a list, for who asks for many origins: to take numbers from a tensor
-                one by one is slow.
         """
-        query = self.query if queries is None else queries
+        query = self.query.numpy()  # whose numbers are taken one by one faster than a tensor's
         if not query[origin] > 0:
             return self.members(origin)
         origins: list[int] = []

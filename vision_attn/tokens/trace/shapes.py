@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_attn.compat.torch_private import written_arguments
-from vision_attn.tokens.trace.geometry import ViewGeometry, geometry_of
+from vision_attn.tokens.trace.geometry import ViewGeometry, geometry_of, whole
 from vision_attn.tokens.trace.operations import AXES_IN_PLACE, BATCH_NORM, FRESH
 
 __all__ = ["NeedsValuesError", "Shapes", "tensors_in"]
@@ -73,6 +73,10 @@ class Shapes:
         """Make a blank tensor of the same shape, strides and dtype."""
         self.device = x.device
         return self._make(ViewGeometry.of(x))
+
+    def context(self, query: Tensor, value: Tensor) -> Tensor:
+        """Make the blank context of an attention by products: (b head i d), (b head j e)."""
+        return self._make(whole((*query.shape[:-1], value.shape[-1]), query.dtype))
 
     def is_blank(self, x: Tensor) -> bool:
         """Whether a tensor's values were not computed."""
