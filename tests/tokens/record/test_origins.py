@@ -13,8 +13,8 @@ from torchvision.models import SwinTransformer
 from vision_attn.models import ViT
 from vision_attn.tokens import AttentionCall, record_attention
 from vision_attn.tokens.path.traced import follow
+from vision_attn.tokens.trace.labels import tight
 from vision_attn.tokens.trace.origins import NOTHING, CallOrigins, Origins
-from vision_attn.tokens.trace.tracer import tight
 
 
 def random_run(seed: int) -> tuple[Origins, dict[Any, set[Any]], list[CallOrigins]]:

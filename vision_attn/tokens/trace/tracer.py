@@ -10,9 +10,9 @@ An operation that is not known mixes all it was given.
 Axes: b batch, head, i queries, j keys, d width.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,18 @@ from torch.nn import functional as F
 
 from vision_attn.compat.torch_private import DispatchMode, unwatched
 from vision_attn.hooks import current_scope
-from vision_attn.tokens.trace.by_tensor import ByTensor
+from vision_attn.tokens.trace.labels import (
+    AS_STRIDED,
+    BEYOND,
+    ByTensor,
+    Label,
+    View,
+    compact,
+    padded,
+    reshaped,
+    tight,
+    tighter,
+)
 from vision_attn.tokens.trace.operations import (
     AXES_IN_PLACE,
     BATCH_NORM,
@@ -49,53 +60,7 @@ __all__ = ["Tracer"]
 
 PRODUCTS = "products of one with another"
 TURNED = frozenset({"aten::roll", "aten::flip"})
-AS_STRIDED = torch.ops.aten.as_strided.default
-BEYOND = -1  # of memory that no tensor of the run is known to hold
 LARGE = 2**14  # places of a map beyond which only the nearest counts where it changes its size
-
-
-class Label(NamedTuple):
-    """The origins of a tensor's elements, in its shape; of a product, those of both factors."""
-
-    ids: Tensor
-    columns: Tensor | None = None
-
-    def moved(self, move: Callable[[Tensor], Tensor]) -> "Label":
-        return Label(move(self.ids), None if self.columns is None else move(self.columns))
-
-
-class View(NamedTuple):
-    """How a tensor looks into the memory of another: the result of that number of an operation."""
-
-    base: Tensor
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    number: int
-
-    def of(self, whole: Tensor) -> Tensor:
-        """The part of other values in the shape of the base."""
-        return self._look(self._laid(whole) if self.func is AS_STRIDED else whole)
-
-    def written(self, whole: Tensor, part: Tensor) -> Tensor:
-        """Values in the shape of the base, with a part written into them."""
-        strided = self.func is AS_STRIDED
-        ids = self._laid(whole) if strided else whole.clone(memory_format=torch.contiguous_format)
-        self._look(ids).copy_(part)
-        return tight(ids)
-
-    def _look(self, whole: Tensor) -> Tensor:
-        part = self.func(whole, *self.args, **self.kwargs)
-        return part if isinstance(part, Tensor) else part[self.number]
-
-    def _laid(self, whole: Tensor) -> Tensor:
-        """A copy that lies in memory as the base does, beside which all is BEYOND."""
-        size, stride, offset = self.args
-        end = max(past_last(size, stride, offset), past_last(*layout(self.base)))
-        memory = torch.full((end,), BEYOND, dtype=torch.long, device="cpu")
-        laid = memory.as_strided(*layout(self.base))
-        laid.copy_(whole)
-        return laid
 
 
 class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a private name alone
@@ -709,101 +674,8 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
             self._labelled_at[x] = self._writes
 
 
-def layout(x: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
-    """How a tensor lies in memory: its shape, strides and first element."""
-    return x.shape, x.stride(), int(x.storage_offset())
-
-
-def past_last(size: Sequence[int], stride: Sequence[int], offset: int) -> int:
-    """The number of elements of memory up to a tensor's last."""
-    return offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-
-
 def reached(before: int, after: int, size: int, stride: int, padding: int, dilation: int) -> Tensor:
     """Find which inputs reach which outputs of a transposed convolution (after, before)."""
     axes = (torch.arange(n, device="cpu") for n in (after, before))
     offset = next(axes)[:, None] + padding - stride * next(axes)
     return (offset % dilation == 0) & (offset >= 0) & (offset <= dilation * (size - 1))
-
-
-def compact(ids: Tensor) -> Tensor:
-    """Keep one element of each axis of stride 0."""
-    steps = ids.stride()
-    if 0 not in steps:
-        return ids
-    shape = [size if step else min(size, 1) for size, step in zip(ids.shape, steps, strict=True)]
-    return ids.as_strided(shape, steps)
-
-
-def padded(ids: Tensor, around: Sequence[int]) -> Tensor:
-    """Pad with no origin; axes of stride 0 that are not padded keep it."""
-    sides = [around[index : index + 2] for index in range(0, len(around), 2)][::-1]
-    sides = [[0, 0]] * (ids.ndim - len(sides)) + sides
-    is_shared = [step == 0 and not any(pad) for step, pad in zip(ids.stride(), sides, strict=True)]
-    small = ids[tuple(slice(0, 1) if keep else slice(None) for keep in is_shared)]
-    small = tight(F.pad(small, list(around), value=NOTHING))
-    both = zip(ids.shape, small.shape, is_shared, strict=True)
-    return small.expand([size if keep else padded for size, padded, keep in both])
-
-
-def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
-    """Reshape origins; axes of stride 0 keep it if they join only such axes."""
-    small = compact(ids).contiguous()
-    if not ids.numel():
-        return small.expand(ids.shape).reshape(shape)
-    old, new = list(ids.shape), list(shape)
-    for before, after in joined_axes(ids.shape, shape):
-        if all(size == 1 for size in small.shape[before]):
-            old[before] = [1] * len(old[before])
-            new[after] = [1] * len(new[after])
-    return tight(small.expand(old).reshape(new), small).expand(shape)
-
-
-def joined_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[slice, slice]]:
-    """Divide the axes of two shapes of as many elements: those that become each other.
-
-    Examples:
-        >>> from vision_attn.tokens.trace.tracer import joined_axes
-        >>> [(x.stop, y.stop) for x, y in joined_axes((2, 3, 5), (6, 5))]
-        [(2, 1), (3, 2)]
-    """
-    i = j = 0
-    while i < len(before) or j < len(after):
-        first, many, product = (i, j), 1, 1
-        if i < len(before):
-            many, i = before[i], i + 1
-        if j < len(after):
-            product, j = after[j], j + 1
-        while many != product:
-            if many < product:
-                many, i = many * before[i], i + 1
-            else:
-                product, j = product * after[j], j + 1
-        yield slice(first[0], i), slice(first[1], j)
-
-
-def tighter(ids: Tensor) -> Tensor:
-    """Keep one element of each axis along which all are equal."""
-    return compact(tight(compact(ids)))
-
-
-def tight(ids: Tensor, base: Tensor | None = None) -> Tensor:
-    """Find the axes along which all elements are equal, and give them stride 0.
-
-    base: what `ids` may be a view of; then there is nothing to find.
-    """
-    if base is not None and ids.untyped_storage().data_ptr() == base.untyped_storage().data_ptr():
-        return ids
-    small, values, corner = ids, ids.numpy(), (0,) * ids.ndim
-    for dim, n in enumerate(ids.shape):
-        if n < 2 or not ids.numel():
-            continue
-        beside = (*corner[:dim], 1, *corner[dim + 1 :])
-        if values[corner] != values[beside]:  # which is found at once
-            continue
-        first = small.narrow(dim, 0, 1)
-        if torch.equal(small, first.expand_as(small)):
-            small = first
-    if small is not ids:
-        small = small.clone(memory_format=torch.contiguous_format)  # the rest need not live on
-    return small.expand(ids.shape)
