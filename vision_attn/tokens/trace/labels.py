@@ -6,7 +6,8 @@ Along an axis of stride 0 all are equal: `compact` keeps one of them, `tight` fi
 Axes: none.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import ref
 
@@ -169,14 +170,15 @@ def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
     if not ids.numel():
         return small.expand(ids.shape).reshape(shape)
     old, new = list(ids.shape), list(shape)
-    for before, after in joined_axes(ids.shape, shape):
+    for before, after in joined_axes(tuple(ids.shape), tuple(shape)):
         if all(size == 1 for size in small.shape[before]):
             old[before] = [1] * len(old[before])
             new[after] = [1] * len(new[after])
     return tight(small.expand(old).reshape(new), small).expand(shape)
 
 
-def joined_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+@lru_cache(1024)
+def joined_axes(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[slice, slice]]:
     """Divide the axes of two shapes of as many elements: those that become each other.
 
     Examples:
@@ -185,6 +187,7 @@ def joined_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[s
         [(2, 1), (3, 2)]
     """
     i = j = 0
+    pairs = []
     while i < len(before) or j < len(after):
         first, many, product = (i, j), 1, 1
         if i < len(before):
@@ -196,7 +199,8 @@ def joined_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[s
                 many, i = many * before[i], i + 1
             else:
                 product, j = product * after[j], j + 1
-        yield slice(first[0], i), slice(first[1], j)
+        pairs.append((slice(first[0], i), slice(first[1], j)))
+    return pairs
 
 
 def tighter(ids: Tensor) -> Tensor:
@@ -211,9 +215,10 @@ def tight(ids: Tensor, base: Tensor | None = None) -> Tensor:
     """
     if base is not None and ids.untyped_storage().data_ptr() == base.untyped_storage().data_ptr():
         return ids
-    small, values, corner = ids, ids.numpy(), (0,) * ids.ndim
-    for dim, n in enumerate(ids.shape):
-        if n < 2 or not ids.numel():
+    small = compact(ids)
+    values, corner, count = small.numpy(), (0,) * ids.ndim, small.numel()
+    for dim, n in enumerate(small.shape):
+        if n < 2 or not count:
             continue
         beside = (*corner[:dim], 1, *corner[dim + 1 :])
         if values[corner] != values[beside]:  # which is found at once
@@ -221,6 +226,7 @@ def tight(ids: Tensor, base: Tensor | None = None) -> Tensor:
         first = small.narrow(dim, 0, 1)
         if torch.equal(small, first.expand_as(small)):
             small = first
-    if small is not ids:
-        small = small.clone(memory_format=torch.contiguous_format)  # the rest need not live on
+    if small.numel() == count:
+        return ids
+    small = small.clone(memory_format=torch.contiguous_format)  # the rest need not live on
     return small.expand(ids.shape)
