@@ -220,8 +220,9 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         """
         x, rest = args[0], args[1:]
         before = x.view_as(x)
-        tables: list[ByTensor[Any]] = [self._labels, self._views]
-        for table in (*tables, self._last_write, self._labelled_at):
+        tables: list[ByTensor[Any]]
+        tables = [self._labels, self._views, self._last_write, self._labelled_at]
+        for table in tables:
             if (value := table.get(x)) is not None:
                 table[before] = value
         for part, view in self._views.items():
@@ -244,9 +245,15 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         size, stride, *offset = args
         start = offset[0] if offset else kwargs.get("storage_offset")
         start = int(x.storage_offset() if start is None else start)
+        whole = self._root(x)
+        whole = whole if whole.element_size() == x.element_size() else x
+        return View(whole, AS_STRIDED, (size, stride, start), {}, 0)
+
+    def _root(self, x: Tensor) -> Tensor:
+        """The tensor that this one looks into, and what that looks into, to the last."""
         while (view := self._views.get(x)) is not None:
             x = view.base
-        return View(x, AS_STRIDED, (size, stride, start), {}, 0)
+        return x
 
     def _set_view(self, x: Tensor, view: View) -> None:
         """Label a tensor by what it looks into."""
@@ -655,10 +662,8 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         label = self._labels.get(x)
         if not self._writes or (view := self._views.get(x)) is None:
             return label
-        whole = view.base
-        while (above := self._views.get(whole)) is not None:
-            whole = above.base
-        if (self._last_write.get(whole) or 0) <= (self._labelled_at.get(x) or 0):
+        last_write = self._last_write.get(self._root(view.base)) or 0
+        if last_write <= (self._labelled_at.get(x) or 0):
             return label
         label = self._seen(view)  # something was written into the base since
         self._set(x, label)
