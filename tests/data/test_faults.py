@@ -129,6 +129,16 @@ def test_of_several_frames_the_first_is_read_and_a_line_says_so(
     assert said == [f"{path}: it has several frames or pages: the first is read"]
 
 
+def test_a_later_frame_that_is_cut_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "photo.gif"
+    frames = [photo(), photo().transpose(Image.Transpose.FLIP_TOP_BOTTOM)]
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    expected, whole = np.asarray(read_image(path)), path.read_bytes()
+    for cut in range(1, 1000, 7):
+        path.write_bytes(whole[:-cut])
+        np.testing.assert_array_equal(np.asarray(read_image(path)), expected)
+
+
 def test_what_is_read_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photo().save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0" + bytes(6))
     parsed = []

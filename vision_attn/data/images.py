@@ -166,8 +166,8 @@ def read_image(
 ) -> Image.Image:
     """Read an image as RGB, 8 bits a channel, turned upright as its EXIF orientation says.
 
-    Transparent parts show white. Of several frames or pages, the first, which a line says. Nothing
-    but the pixels is kept: no EXIF, no colour profile.
+    Transparent parts show white. Of several frames or pages the first is read, and a warning says
+    so. Nothing but the pixels is kept: no EXIF, no colour profile.
 
     Args:
         path: The file.
@@ -206,11 +206,20 @@ def _upright(
         if scale < 1:
             width, height = (ceil(scale * side) for side in image.size)
             image.draft(None, (width, height))  # JPEG alone; others stay as they are
-    if image.format in SEVERAL and getattr(image, "is_animated", False):
-        _say_first(name)
     stored = stored_as(image)
     _load(image)
-    return _rgb(image, stored, name, value_range)
+    rgb = _rgb(image, stored, name, value_range)
+    if _has_several(image):  # which may read on, so it is asked at last
+        _say_first(name)
+    return rgb
+
+
+def _has_several(image: Image.Image) -> bool:
+    """Whether a file has more frames or pages than one, as far as they can be read."""
+    try:
+        return image.format in SEVERAL and bool(getattr(image, "is_animated", False))
+    except Exception:  # of a file that is damaged behind its first frame, whatever its type
+        return False
 
 
 @contextmanager
@@ -271,6 +280,8 @@ def _load(image: Image.Image) -> None:
 
 def to_rgb(image: Image.Image, value_range: ValueRange | None = None) -> Image.Image:
     """Make RGB of any Pillow image as `read_image` does of a file; what that gave stays itself.
+
+    Of several frames it is the one that the image is at.
 
     What was made of that in another mode is made RGB again.
 

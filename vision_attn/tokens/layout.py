@@ -99,7 +99,7 @@ def coarser(layout: TokenLayout, tokens: int) -> tuple[int, int]:
 
 
 def _may_tell(module: nn.Module) -> bool:
-    """Whether a module has a name that a finder asks for: to ask in vain takes torch long."""
+    """Whether a module has a name that a finder asks for: to fail on a module takes torch long."""
     kind, own = type(module), vars(module)
     if kind.__getattr__ is not nn.Module.__getattr__:
         return True

@@ -341,6 +341,28 @@ def test_attention_by_products_gets_the_shape_and_strides_of_torchs(dtype: torch
     assert not any(inputs.by_products for inputs in others)
     with torch.autocast("cpu"):
         assert not by_products[0].by_products
+    refused = [
+        SDPAInputs(q, k[..., :6], v, mask),
+        SDPAInputs(q, k, v[..., :3, :], mask),
+        SDPAInputs(q, k[:1], v[:1], mask),
+        SDPAInputs(q, k[:, :2], v[:, :2], mask),
+        SDPAInputs(q, k, v, mask[:, :3]),
+        SDPAInputs(q, k, v, mask.long()),
+    ]
+    assert not any(inputs.by_products for inputs in refused)
+
+
+@pytest.mark.parametrize("name", ["gt", "isnan", "logical_not", "eq", "mul", "_to_copy"])
+def test_a_comparison_gets_the_type_that_torch_gives_it(name: str) -> None:
+    shapes, x = Shapes(), drawn(2, 5, 7)
+    blank = shapes.blank(x)
+    func = getattr(torch.ops.aten, name)
+    func = func.Scalar if name in ("gt", "eq") else func.Tensor if name == "mul" else func.default
+    more = {"gt": (0.5,), "eq": (0.5,), "mul": (2.0,)}.get(name, ())
+    how = {"dtype": torch.float64} if name == "_to_copy" else {}
+    for part in (lambda x: x, lambda x: x.mT, lambda x: x[:, ::2]):
+        out, expected = shapes.run(func, (part(blank), *more), how), func(part(x), *more, **how)
+        assert (out.dtype, out.shape) == (expected.dtype, expected.shape)
 
 
 @pytest.mark.parametrize("memory_format", [None, torch.contiguous_format, torch.preserve_format])
@@ -363,6 +385,9 @@ def test_a_copy_is_laid_out_as_torch_does(memory_format: torch.memory_format | N
         ("avg_pool2d", drawn(3, 7, 7), [2]),
         ("native_batch_norm", drawn(2, 3, 5), *[drawn(3).abs()] * 4, True, 0.1, 1e-5),
         ("mean", last(2, 3, 5, 7), [1]),
+        ("mean", drawn(2, 3), [2]),
+        ("mean", drawn(2, 3), [1, -1]),
+        ("constant_pad_nd", drawn(7, 5), [0] * 6),
         ("mul", drawn(5, 1).expand(5, 3), 0.5),
         ("mul", drawn(5).as_strided((2, 2), (1, 1)), 0.5),
     ],

@@ -205,6 +205,22 @@ def strided(x: Tensor) -> Tensor:
     return y + diagonal.sum()
 
 
+def one_number(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[0, 0, 0, 0] = 0
+    return y
+
+
+def norm_of_none(x: Tensor) -> Tensor:
+    none = F.layer_norm(x[:, :0].mT, x.shape[2:3])
+    return torch.cat([x, none.mT], 1)
+
+
+def complex_pairs(x: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(x[..., :4].unflatten(3, (2, 2)).contiguous())
+    return torch.view_as_real(pairs * (1 + 2j)).flatten(3)
+
+
 def strided_in_place(x: Tensor) -> Tensor:
     y = x.contiguous().clone()
     row = y[:, :, 1]
@@ -236,6 +252,7 @@ WRITES: dict[str, Callable[[Tensor], Tensor]] = {
         *(through_turned_axes, filled, exchanged, rows_by_index, copied_by_index, scattered),
         *(replaced_slices, turned_in_place, turned_under_a_view, turned_twice, square),
         *(strided, strided_turn, strided_before_writing, strided_in_place),
+        *(one_number, norm_of_none, complex_pairs),
     )
 }
 EVERY = MOVES | WRITES

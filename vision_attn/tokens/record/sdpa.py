@@ -60,13 +60,26 @@ class SDPAInputs(NamedTuple):
 
     @property
     def by_products(self) -> bool:
-        """Whether torch would compute it on a CPU by products, one after the other.
+        """Whether torch would compute it on a CPU by plain products of matrices, not by a kernel.
 
-        Their context (b head i e) is contiguous.
+        The context (b head i e) is contiguous then. False for what torch would refuse.
         """
-        alike = all(x.ndim == 4 and x.dtype == self.query.dtype for x in self[:3])
-        if self.dropout_p or not alike or not _exact(self.query):
+        query, key, value, mask = self[:4]
+        alike = all(x.ndim == 4 and x.dtype == query.dtype for x in (query, key, value))
+        if self.dropout_p or not alike or not _exact(query):
             return False
+        (b, heads, i, width), (*lead, j, _) = query.shape, key.shape
+        shared = heads % lead[1] == 0 if self.enable_gqa and lead[1] else heads == lead[1]
+        if lead[0] != b or not shared or (*lead, j, width) != tuple(key.shape):
+            return False
+        if tuple(value.shape[:3]) != (*lead, j):
+            return False
+        if mask is not None:
+            sides = zip(reversed(mask.shape), (j, i, heads, b), strict=False)
+            if mask.ndim > 4 or not all(n in (1, most) for n, most in sides):
+                return False
+            if mask.dtype not in (torch.bool, query.dtype) or self.is_causal:
+                return False
         return chooses_flash(**self._asdict()) is False
 
     def empty_context(self, flash: bool | None) -> Tensor:

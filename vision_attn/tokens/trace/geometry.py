@@ -59,8 +59,16 @@ def geometry_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Vie
         geometry: ViewGeometry | Found = RULES[name](*args, **kwargs)
         return geometry
     if torch.Tag.pointwise in func.tags or name in POINTWISE:
-        return pointwise(args)
+        alike = pointwise(args)
+        return None if alike is None else alike._replace(dtype=dtype_of(func, args, kwargs))
     return None
+
+
+def dtype_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
+    """The type of a pointwise operation's result: it runs on one element of each tensor."""
+    small = [x.new_zeros([1] * x.ndim) if isinstance(x, Tensor) else x for x in args]
+    out: Tensor = func(*small, **kwargs)
+    return out.dtype
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
@@ -79,7 +87,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def whole(shape: Sequence[int], dtype: torch.dtype) -> ViewGeometry:
-    """A tensor whose last axis lies together.
+    """A contiguous tensor of this shape.
 
     Examples:
         >>> import torch
@@ -99,10 +107,8 @@ def pointwise(args: tuple[Any, ...]) -> ViewGeometry | None:
     shape, stride = first.shape, first.stride()
     if not first.is_floating_point():
         return None
-    if len(operands) == 1 and not is_dense(first):
-        return without_gaps(first)
     if not is_dense(first):
-        return None
+        return without_gaps(first) if len(operands) == 1 else None
     for x in operands:
         small = x.ndim < first.ndim or x.numel() < first.numel()
         if x.dtype != first.dtype or (not small and (x.shape != shape or x.stride() != stride)):
@@ -216,7 +222,8 @@ def batch_norm(
 
 
 def padded(x: Tensor, around: Sequence[int], _: Any = 0) -> ViewGeometry | None:
-    if min(around) < 0 or not is_dense(x):
+    fits = 0 < len(around) <= 2 * x.ndim and len(around) % 2 == 0
+    if not fits or min(around) < 0 or not is_dense(x):
         return None
     if not any(around):
         return same(x)
@@ -250,7 +257,11 @@ def mean(
     if not (x.is_contiguous() and x.is_floating_point() and dtype in (None, x.dtype)):
         return None
     axes = [axes] if isinstance(axes, int) else axes or range(x.ndim)
+    if not all(-x.ndim <= axis < x.ndim for axis in axes):
+        return None  # torch says what is wrong with them
     gone = {axis % x.ndim for axis in axes}
+    if len(gone) < len(axes):
+        return None
     rest = [1 if axis in gone else n for axis, n in enumerate(x.shape)]
     shape = rest if keepdim else [n for axis, n in enumerate(rest) if axis not in gone]
     return whole(shape, x.dtype)

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 AS_STRIDED = torch.ops.aten.as_strided.default
-BEYOND = -1  # of memory that no tensor of the run is known to hold
+BEYOND = -1  # of memory that no tensor of the run is known to hold: it makes a result a mixture
 Value = TypeVar("Value")
 
 
@@ -178,7 +178,7 @@ def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 @lru_cache(1024)
-def joined_axes(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[slice, slice]]:
+def joined_axes(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[tuple[slice, slice], ...]:
     """Divide the axes of two shapes of as many elements: those that become each other.
 
     Examples:
@@ -200,7 +200,7 @@ def joined_axes(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[s
             else:
                 product, j = product * after[j], j + 1
         pairs.append((slice(first[0], i), slice(first[1], j)))
-    return pairs
+    return tuple(pairs)
 
 
 def tighter(ids: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ def tight(ids: Tensor, base: Tensor | None = None) -> Tensor:
         if n < 2 or not count:
             continue
         beside = (*corner[:dim], 1, *corner[dim + 1 :])
-        if values[corner] != values[beside]:  # which is found at once
+        if values[corner] != values[beside]:  # then there is no need to compare all
             continue
         first = small.narrow(dim, 0, 1)
         if torch.equal(small, first.expand_as(small)):

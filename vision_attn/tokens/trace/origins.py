@@ -222,7 +222,8 @@ class Origins:
         """Find the origin of values that are each computed from a row of others (rows k) -> (rows).
 
         Args:
-            equal: Whether those of a row count alike, as in a mean.
+            equal: Whether those of a row count alike, as in a mean: that is another origin than a
+                weighted sum of the same row.
             adopt: Whether an attention's output at a query that is no token, where it is added to
                 one, becomes that token's.
         """

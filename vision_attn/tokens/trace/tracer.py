@@ -103,7 +103,7 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         """The origin of each element, on the CPU; 0: it depends on no image or token."""
         label = self._get(x)
         return (
-            torch.zeros(1, dtype=torch.long, device="cpu").expand(x.shape)
+            torch.zeros((), dtype=torch.long, device="cpu").expand(x.shape)
             if label is None
             else self.one(label)
         )
@@ -325,6 +325,8 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
             return Label(ids.expand(shape))
         if name == "aten::col2im" and first is not None:
             return self._folded(func, first, args, out)
+        if name == "aten::view_as_complex" and first is not None:  # of a pair each
+            return first.moved(lambda ids: self._reduced(ids, [ids.ndim - 1])[..., 0])
         if name == "aten::view_as_real" and first is not None:
             return first.moved(lambda ids: ids.unsqueeze(-1).expand(shape))
         if name in RESHAPED and first is not None:
@@ -522,6 +524,8 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
         small = compact(ids)
         dims = sorted(dim % ids.ndim for dim in dims)
         whole = [1 if axis in dims else size for axis, size in enumerate(ids.shape)]
+        if not ids.numel():
+            return torch.zeros(whole, dtype=torch.long, device="cpu")
         if all(small.shape[dim] == 1 for dim in dims):
             return small.expand(whole)
         small = small.movedim(dims, list(range(ids.ndim - len(dims), ids.ndim)))
