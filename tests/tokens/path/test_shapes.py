@@ -328,9 +328,9 @@ def test_attention_by_products_gets_the_shape_and_strides_of_torchs(dtype: torch
     ]
     for inputs in by_products:
         assert inputs.by_products
-        given = Shapes().context(q, inputs.value)
+        blank = Shapes().context(q, inputs.value)
         out = F.scaled_dot_product_attention(**inputs._asdict())
-        assert (given.shape, given.stride(), given.dtype) == (out.shape, out.stride(), out.dtype)
+        assert (blank.shape, blank.stride(), blank.dtype) == (out.shape, out.stride(), out.dtype)
     others = [
         SDPAInputs(q, k, v),
         SDPAInputs(q, k, v, mask[None]),

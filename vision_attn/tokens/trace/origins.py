@@ -26,7 +26,7 @@ FORMER = 4  # states of a key, by calls before it, that an output may be added t
 MANY = 16  # columns, among which it pays to look for copies
 DEDUPLICATED = 2**15  # rows of more elements are not compared with each other
 TABLES = "query", "output", "call", "residual", "box", "_centre"  # a row for each origin
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class Origins:
         self.call[NOTHING], self.box[NOTHING] = -1, NOWHERE
         self.pixel_count = 0  # the first origins
         self.operation: dict[int, str] = {}  # what mixed the members of an origin
-        self.keys: dict[int, Whole] = {}  # of each call
+        self.keys: dict[int, Integers] = {}  # of each call
         self.foreign: set[int] = set()  # calls whose queries are not what their outputs join
         self._first: list[int] = []
         self._end: list[int] = []  # one past the last of as many
         self._listed: dict[int, list[int]] = {}  # members that were asked for
-        self._members: list[Whole] = []
+        self._members: list[Integers] = []
         self._known = NumberedHashes()  # by the hash of their members
 
     def new(self, count: int) -> Tensor:
@@ -262,7 +262,7 @@ class Origins:
         alike = (columns == last) | (columns == NOTHING) | (columns == older)
         return self.merge(rows, adopt=True) if fits.all() and alike.all() else None
 
-    def _adopt(self, columns: Whole, last: Whole) -> None:
+    def _adopt(self, columns: Integers, last: Integers) -> None:
         others = np.where(columns == last, NOTHING, columns).max(0)
         call, query = self.call.numpy(), self.query.numpy()
         may = ((columns == last) | (columns == NOTHING) | (columns == others)).all(0)
@@ -278,7 +278,7 @@ class Origins:
             chosen = may & (call[last] == number)
             self._adopt_from_mixtures(number, last[chosen], others[chosen])
 
-    def _adopt_from_mixtures(self, call: int, outputs: Whole, others: Whole) -> None:
+    def _adopt_from_mixtures(self, call: int, outputs: Integers, others: Integers) -> None:
         """Let outputs whose queries are mixtures, by a convolution say, be of the keys they join.
 
         Of what goes into a map, a query gives the weights alone: the token is what the output is
@@ -305,7 +305,7 @@ class Origins:
         self._centre[outs] = self._centre[joined]
         self.foreign |= {*self.call[outs].tolist()}
 
-    def _groups(self, columns: Whole, equal: bool, operation: str, size: int) -> Whole:
+    def _groups(self, columns: Integers, equal: bool, operation: str, size: int) -> Integers:
         """Find the origins of columns of several members; size: elements, copies included."""
         if size > DEDUPLICATED:
             return self._group(columns, operation)
@@ -324,13 +324,13 @@ class Origins:
         if new.any():
             ids[new] = self._group(columns[:, example[new]], operation)
             self._known.add(unique[new], ids[new])
-        of_columns: Whole = np.empty_like(hashes)
+        of_columns: Integers = np.empty_like(hashes)
         of_columns[order] = ids[is_first.cumsum() - 1]
         return of_columns
 
-    def _group(self, columns: Whole, operation: str) -> Whole:
+    def _group(self, columns: Integers, operation: str) -> Integers:
         """Make origins of columns (k n) of members."""
-        ids: Whole = self.new(columns.shape[1]).numpy()
+        ids: Integers = self.new(columns.shape[1]).numpy()
         if not len(ids):
             return ids
         columns = without_copies(columns)
@@ -369,9 +369,9 @@ class NumberedHashes:
     """
 
     def __init__(self) -> None:
-        self._runs: list[tuple[Whole, Whole]] = []
+        self._runs: list[tuple[Integers, Integers]] = []
 
-    def find(self, hashes: Whole) -> Whole:
+    def find(self, hashes: Integers) -> Integers:
         """Find the number of each hash; -1 for one that is new."""
         numbers = np.full_like(hashes, -1)
         for run, own in self._runs:
@@ -381,7 +381,7 @@ class NumberedHashes:
             numbers[has_it] = own[index[has_it]]
         return numbers
 
-    def add(self, hashes: Whole, numbers: Whole) -> None:
+    def add(self, hashes: Integers, numbers: Integers) -> None:
         """Keep numbers of new hashes, which are sorted."""
         self._runs.append((hashes, numbers))
         while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
@@ -407,7 +407,7 @@ def zeros(*shape: int, dtype: Any) -> Tensor:
     return torch.from_numpy(np.zeros(shape, dtype))
 
 
-def without_copies(columns: Whole) -> Whole:
+def without_copies(columns: Integers) -> Integers:
     """Keep one of each run of equal parts (k n) of columns, if all runs are of one length."""
     changes = (columns[1:] != columns[:-1]).any(1).nonzero()[0] + 1
     length = len(columns) // (len(changes) + 1)
